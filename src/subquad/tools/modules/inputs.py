@@ -58,7 +58,7 @@ def grouped(
 ) -> tuple[dict[int, list[ModuleCall]], bool]:
     """The calls by their number of tokens, and whether all attention is causal.
 
-    Tokens are the queries of the first call of attention. Calls of more than so many `lengths` are one group, under the
+    Tokens are the queries of the first call of attention. Calls of more than `lengths` lengths are one group, under the
     longest; with None, each length has its own. After these seconds, calls of shapes that were not counted yet are left
     out.
 

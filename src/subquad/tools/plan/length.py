@@ -260,7 +260,7 @@ class Length(Planner):
         """The losses that there is time for, in order; of the passages after the first ones, only whole ones are begun.
 
         Also how many times longer than predicted a pass takes in this process alone. Workers that share its processors
-        take about as many times longer as there are workers, which is no sign of that.
+        take about as many times longer as there are workers, which does not count.
         """
         passes, width = SingleLosses(self.load), self.workers.executor.width
         cost, deadline = self.cost, self.deadline

@@ -297,7 +297,7 @@ class _Read:
     model: Any
 
     def weights(self, rows: Tensor) -> Tensor:
-        """1 for each row (batch, tokens, …) of the output that is no padding, 0 for the others.
+        """0 for each row (batch, tokens, …) of the output that is padding, 1 for the others.
 
         Of a decoder, its own mask counts, and of speech that of the frames. All rows count where no mask is of them.
         """
@@ -306,8 +306,9 @@ class _Read:
         of_frames = getattr(self.model, "_get_feature_vector_attention_mask", None)
         if isinstance(mask, Tensor) and of_frames is not None and mask.shape != rows.shape[:2]:
             mask = of_frames(rows.shape[1], mask)
-        fits = isinstance(mask, Tensor) and mask.shape == rows.shape[:2]
-        return (mask if fits else torch.ones(rows.shape[:2])).to(rows)
+        if isinstance(mask, Tensor) and mask.shape == rows.shape[:2]:
+            return mask.to(rows)
+        return torch.ones(rows.shape[:2]).to(rows)
 
 
 def metric_loss(judge: Judge, read: _Read, exact: _Read) -> float:

@@ -209,7 +209,7 @@ def test_padding_has_no_part_in_the_mean_state():
 
 
 @pytest.mark.parametrize("name", ["wav2vec2", "bart", "bart-states", "bert"])
-def test_only_rows_that_are_no_padding_count(name):
+def test_rows_of_padding_do_not_count(name):
     """Of speech, whose mask is of its samples, the frames; of a decoder, the rows of its own mask."""
     case = build(name.removesuffix("-states"))
     model = case.model.eval() if name != "bart-states" else case.model.eval().model
