@@ -65,7 +65,7 @@ def test_a_default_that_is_no_constant_does_not_change_the_mark():
     assert mark_of_function(first) == mark_of_function(second)
 
 
-def test_a_run_is_recognised_by_each_setting_whose_results_do_not_mark_it():
+def test_a_run_is_recognised_by_each_setting_whose_results_do_not_mark_it(unchecked):
     load = SimpleNamespace(length=512, items=[], held_out=[], batches=None, group=ALONE)
     facts = {"identity": "a model", "text": "a text"}
 
