@@ -243,6 +243,24 @@ def provenance(model: AnyModel) -> dict[str, Any]:
     return {name: plain[name] for name in ("versions", "floor", "verified", "audit") if name in plain}
 
 
+@contextmanager
+def swapped_out(model: AnyModel, *, parallel: Any = None) -> Iterator[None]:
+    """Run the model's own attention inside; what was swapped in is back afterwards, with its record.
+
+    `parallel`: the ranks that it is divided over, as in `swap`.
+    """
+    before, keep, recorded = bounds(model), describe(model).keep, provenance(model)
+    restore(model)
+    try:
+        yield
+    finally:
+        restore(model)
+        if before:
+            swap(model, before, keep=keep, parallel=parallel)
+            if recorded:
+                record(model, **{"versions": None, **recorded})
+
+
 def _rotaries(
     model: PreTrainedModel, layers: list[Layer], methods: Mapping[int, Method]
 ) -> dict[nn.Module, Rotary | TwoRotaries | None]:

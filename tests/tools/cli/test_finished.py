@@ -187,6 +187,16 @@ def test_nothing_is_written_beside_a_run_of_another_command_or_a_model(again, pu
     assert "measured again" in refusal("compare", "--out", mine, *again)
 
 
+@pytest.mark.parametrize("again", [[], ["--again"]])
+def test_a_plan_that_no_command_wrote_is_not_replaced(again, put):
+    folder = put("plan.json", {}, "saved")
+    said = refusal("plan", "--out", folder, *again)
+    assert f"{folder} contains plan.json without a report of subquad plan; give another folder" in said
+    assert "measured again" in refusal("compare", "--out", folder, *again)  # which writes none
+    run_cache(folder, {"seed": 0}).get(Job("unit", lambda progress: 1))  # a plan that was interrupted at its end
+    assert "measured again" in refusal("plan", "--out", folder, *again)
+
+
 def test_a_run_that_was_cut_off_goes_on_in_place_of_its_report(finished):
     folder = finished("compare", model="m")
     (folder / ".progress").mkdir()
@@ -230,6 +240,18 @@ def test_inputs_that_changed_since_are_named(finished, tmp_path):
     assert "has changed" not in run(app, words).stderr
     os.utime(text, (time.time() + 60, time.time() + 60))
     assert f"warning: {text} has changed since that run\n" in run(app, words).stderr
+
+
+def test_the_folder_of_the_run_is_no_change_of_the_text_around_it(finished, tmp_path):
+    folder = finished("compare", text=(tmp_path,))
+    (tmp_path / "text.txt").write_text("text")
+    for path in (tmp_path, *tmp_path.glob("*.txt")):
+        os.utime(path, (1, 1))
+    words = ["compare", "--text", str(tmp_path), "--out", str(folder)]
+    done = run(app, words)
+    assert (done.exit_code, "has changed" in done.stderr) == (0, False), done.output
+    os.utime(tmp_path / "text.txt", (time.time() + 60, time.time() + 60))
+    assert f"warning: {tmp_path} has changed since that run\n" in run(app, words).stderr
 
 
 def test_a_folder_of_data_matters_with_a_task_only(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from subquad.core.errors import InputError
 from subquad.tools.data.texts import folder_lines, read_documents, standard_library
+from subquad.tools.runs.alone import alone_in
 
 
 @pytest.mark.slow
@@ -58,6 +59,18 @@ def test_folders_say_what_is_read_and_what_is_not(tmp_path):
         "end in .txt, .md, .rst, .jsonl, .csv, .tsv",
         f"{tmp_path / 'one'}: 1 file (e.txt) read",
     ]
+
+
+def test_what_a_run_writes_into_a_folder_of_the_text_is_not_read(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "subquad-plan").mkdir()
+    (tmp_path / "subquad-plan" / "report.md").write_text("a report")
+    assert read_documents([tmp_path]) == ["text", "a report"]  # of an earlier run
+    with alone_in(tmp_path / "subquad-plan"):
+        assert read_documents([tmp_path]) == ["text"]
+        assert folder_lines([tmp_path]) == [f"{tmp_path}: 1 file (a.txt) read"]
+    with alone_in(tmp_path):  # the text itself
+        assert read_documents([tmp_path]) == ["text", "a report"]
 
 
 def test_files_of_a_folder_that_are_not_text_are_skipped_and_named_once(tmp_path, caplog):

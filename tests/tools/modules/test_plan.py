@@ -11,7 +11,7 @@ from torch import nn
 import subquad as sq
 from subquad.nn.swapping import NAME
 from subquad.tools.modules import module_planning as planning
-from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
+from subquad.tools.plan.settings import PlanSettings
 from tests.tools.modules.models import LayerBlock, SdpaBlock, encoder, inputs
 from tests.tools.modules.test_compare import assert_unchanged, state_of
 
@@ -73,6 +73,25 @@ def test_what_was_verified_is_what_swap_gives(clock):
     assert str(plan.verified) in str(plan)
 
 
+@pytest.mark.parametrize("lengths", [(60, 60, 90, 90), (20, 20, 30, 30, 40, 40, 50, 50, 60, 60, 90, 90)])
+def test_methods_are_screened_and_passes_timed_on_the_longest_input(lengths, clock, monkeypatch):
+    screened, timed, stopwatch = [], [], planning.stopwatch
+
+    def in_layers(layer, methods, *_):
+        screened.append(layer.query.shape[-2])
+        return {name: IN_A_LAYER[name] for name in ("full", *methods)}
+
+    def first(call, *args):
+        timed.append(call.func.__self__.args[0].shape[1])
+        return stopwatch(call, *args)
+
+    monkeypatch.setattr(planning, "call_times", in_layers)
+    monkeypatch.setattr(planning, "stopwatch", first)
+    sq.plan(uneven(), inputs(*lengths), methods=[CRUDE, CLOSE], min_fidelity=0.9, minutes=9.0)
+    assert set(screened) == {90}
+    assert timed[:2] == [90, 90]
+
+
 def test_exact_attention_stays_if_nothing_keeps_the_fidelity(clock):
     plan = sq.plan(LayerBlock(), inputs(*[60] * 6), methods=CRUDE, min_fidelity=0.999999, minutes=0.5)
     assert plan.layers == {}
@@ -119,6 +138,22 @@ def test_the_plan_prints_and_is_plain_data(clock):
     assert data["layers"] == {"1.attention": CRUDE}
     assert "| 0.attention | MultiheadAttention | (the layer's own) | – |" in plan._repr_markdown_()
     assert "fidelity" in str(plan)
+
+
+@pytest.mark.parametrize("ask", [sq.compare, sq.plan])
+def test_nested_tensors_are_inputs(ask, unchecked):
+    generator = torch.Generator().manual_seed(0)
+    items = [
+        torch.nested.nested_tensor([torch.randn(length, 32, generator=generator) for length in (20, longest)])
+        for longest in (30, 30, 30, 40, 40, 40)
+    ]
+    result = ask(encoder(1).eval(), items, methods=CRUDE, min_fidelity=0.1, minutes=0.05)
+    if ask is sq.plan:
+        assert result.verified is not None or result.why_exact
+    else:
+        (row,) = [row for row in result.rows if row["method"] == CRUDE]
+        assert row["status"] == "measured"
+        assert set(row["fidelity"]) == {"30", "40"}
 
 
 def test_causal_layers_get_what_they_can_run(clock, monkeypatch):
@@ -212,7 +247,7 @@ def test_a_module_around_a_transformers_model_is_planned_by_length(monkeypatch):
     sq.plan(around, items, shift=1.1, seed=3, out="plans")
     first, second = asked
     assert first[:2] == second[:2] == (around, items)
-    defaults = PlanSettings(lengths=PLANNED_LENGTHS, min_fidelity=0.99)
+    defaults = PlanSettings(min_fidelity=0.99)
     assert first[2] == replace(defaults, lengths=(9,))
     assert second[2:] == (replace(defaults, shift=1.1, seed=3), "plans")
 

@@ -5,6 +5,7 @@ from base64 import b64encode
 from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -182,6 +183,16 @@ def test_the_layers_of_a_plan_are_filtered_by_number_and_method():
     assert 'type="checkbox"' not in plan_write.html(exact, {}, "")
     one = replace(plan(), lengths=[replace(p, layers={"0": p.layers["0"]}) for p in plan().lengths])
     assert "<form" not in plan_write.html(one, {}, "")
+
+
+@pytest.mark.parametrize("folder", [".", "runs/a"])
+def test_the_code_of_a_plan_reads_the_folder_that_it_is_in(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    report = replace(plan(), settings=plan().settings | {"floor_text": "fidelity ≥ 0.99"})
+    plan_write.write_plan_report(report, Path(folder))
+    page = "".join(Page((Path(folder) / "report.html").read_text("utf-8")).text)
+    assert f'plan = sq.load_plan("{folder}")' in page
 
 
 def test_the_next_command_of_a_plan_is_there_if_the_report_has_one():

@@ -137,6 +137,9 @@ class Claim:
         for name in MODELS:
             if (self.folder / name).is_file():
                 raise InputError(f"{self.folder} contains a model ({name}); {ELSEWHERE}")
+        for name in self.kind.beside if not has_results(self.folder) else ():  # there are in its own interrupted run
+            if (self.folder / name).is_file():
+                raise InputError(f"{self.folder} contains {name} without a report of {self.kind.command}; {ELSEWHERE}")
         return None
 
     @staticmethod
@@ -145,9 +148,9 @@ class Claim:
         return str(to_plain(report).get("created", "an unknown day")).partition("T")[0]
 
     def changed_since(self) -> list[str]:
-        """The files and folders of the settings that are newer than the report."""
+        """The files and folders of the settings that are newer than the report, the run's own folder aside."""
         made = self.path.stat().st_mtime
-        return [str(path) for path in self._inputs() if _newest(path) > made]
+        return [str(path) for path in self._inputs() if _newest(path, self.folder) > made]
 
     def _inputs(self) -> Iterator[Path]:
         for name, value in asdict(self.settings).items():
@@ -231,9 +234,14 @@ def finished_in(folder: RunFolder, kind: Kind, again: bool) -> Any:
     return record
 
 
-def _newest(path: Path) -> float:
-    """The time of the last change of a path, or of a file below it; 0 if it does not exist."""
-    if not path.exists():
-        return 0.0
-    below = (Path(root, name) for root, _, names in os.walk(path) for name in names)
-    return max((each.stat().st_mtime for each in (path, *below) if each.exists()), default=0.0)
+def _newest(path: Path, apart: Path) -> float:
+    """The time of the last change of a path, or of a file below it, one folder apart; 0 if there is none."""
+    roots = ((Path(root), names) for root, _, names in os.walk(path) if apart.resolve() not in _upwards(Path(root)))
+    below = (root / name for root, names in roots for name in names)
+    first = [] if path.resolve() == apart.resolve() else [path]
+    return max((each.stat().st_mtime for each in (*first, *below) if each.exists()), default=0.0)
+
+
+def _upwards(folder: Path) -> tuple[Path, ...]:
+    """A folder, and those that it is in."""
+    return (folder.resolve(), *folder.resolve().parents)

@@ -20,7 +20,8 @@ Record = Mapping[str, Any]
 class Kind:
     """A kind of results: `holds` recognises the content of its file, and `plain` takes the part of it that is shown.
 
-    `record` makes of this part the record that `table` takes.
+    `record` makes of this part the record that `table` takes. `beside` are names of further files that the command
+    writes, and that are also written in other ways.
     """
 
     command: str
@@ -30,6 +31,7 @@ class Kind:
     table: Callable[[Any], RenderableType]
     record: Callable[[Record], Any] = lambda content: content
     plain: Callable[[Record], Record] = lambda content: content
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from subquad.core.messages import note
 from subquad.core.reading import chunks, files_in, is_folder
 from subquad.core.spelling import instead
 from subquad.tools.data.tables import json_line, table_rows
+from subquad.tools.runs.alone import LOCK
 
 TABLES = (".jsonl", ".csv", ".tsv")
 SUFFIXES = (".txt", ".md", ".rst", *TABLES)
@@ -61,7 +62,7 @@ def folder_lines(paths: Sequence[Path]) -> list[str]:
     """For each folder among the paths, a line about which of its files `read_documents` reads and which not."""
     lines = []
     for folder in filter(is_folder, paths):
-        read = [path for path in files_in(folder, SUFFIXES) if _is_text(path)]  # `read_documents` names the others
+        read = [path for path in _texts_in(folder) if _is_text(path)]  # `read_documents` names the others
         others = (path for path in files_in(folder, ("",)) if not path.name.lower().endswith(SUFFIXES))
         skipped = [path for path in others if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
         line = f"{folder}: {_counted(read, folder)} read"
@@ -69,6 +70,12 @@ def folder_lines(paths: Sequence[Path]) -> list[str]:
             line += f"; {_counted(skipped, folder)} skipped, because the name does not end in {', '.join(SUFFIXES)}"
         lines.append(line)
     return lines
+
+
+def _texts_in(folder: Path) -> list[Path]:
+    """The files with text in a folder; not the reports in a folder below it into which a run is writing."""
+    running = {lock.parent for lock in files_in(folder, (LOCK,))} - {folder}
+    return [path for path in files_in(folder, SUFFIXES) if running.isdisjoint(path.parents)]
 
 
 def _is_text(path: Path) -> bool:
@@ -109,7 +116,7 @@ def _docstrings(source: Path) -> Iterator[str]:
 def _read(path: Path, column: str, known: set[Path]) -> list[str]:
     """The documents of a path, without those of files that are known; adds its files to the known ones."""
     if is_folder(path):
-        files = files_in(path, SUFFIXES)
+        files = _texts_in(path)
         if not files:
             raise InputError(f"no text in the folder {path}: it contains no {', '.join(SUFFIXES)} file")
         return _read_folder(path, files, column, known)

@@ -1,7 +1,7 @@
 """Record what every attention layer of a swapped model is given. transformers is imported only for `recorded`."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -74,40 +74,33 @@ def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerIn
     from subquad import hf
     from subquad.hf.rotary_passes import extended_items
     from subquad.hf.rotary_trial import find_rotary
+    from subquad.hf.swapping import swapped_out
 
-    before, keep = hf.bounds(model), hf.describe(model).keep  # with what they learned
     calls: list[LayerInputs] = []
-    handles = []
-    for layer in hf.swap(model, "full", parallel=group.ranks).layers:
+    with swapped_out(model, parallel=group.ranks), ExitStack() as stack:
+        for layer in hf.swap(model, "full", parallel=group.ranks).layers:
 
-        @cache
-        def rotary(layer: hf.Layer = layer) -> Any:
-            return find_rotary(hf.transformers_model(model), [layer])[layer.module] if layer.causal else None
+            @cache
+            def rotary(layer: hf.Layer = layer) -> Any:
+                return find_rotary(hf.transformers_model(model), [layer])[layer.module] if layer.causal else None
 
-        def hook(
-            module: nn.Module,
-            args: tuple[Tensor, ...],
-            options: dict[str, Any],
-            layer: hf.Layer = layer,
-            rotary: Callable[[], Any] = rotary,
-        ) -> None:
-            if any(options.get(name) is not None for name in EXACT_ALONE):
-                return
-            for name, tensor in zip(("query", "key", "value"), args, strict=True):
-                if not torch.isfinite(tensor).all():
-                    raise ValueError(f"the {name} of attention layer {layer.label} is not finite (NaN or infinity)")
-            query, key, value = (a.detach() for a in args)
-            options = without_padded_queries(**options)
-            of_items = partial(_rotary_of, rotary, extended_items())
-            calls.append(LayerInputs(layer.number, layer.name, query, key, value, options, of_items))
+            def hook(
+                module: nn.Module,
+                args: tuple[Tensor, ...],
+                options: dict[str, Any],
+                layer: hf.Layer = layer,
+                rotary: Callable[[], Any] = rotary,
+            ) -> None:
+                if any(options.get(name) is not None for name in EXACT_ALONE):
+                    return
+                for name, tensor in zip(("query", "key", "value"), args, strict=True):
+                    if not torch.isfinite(tensor).all():
+                        raise ValueError(f"the {name} of attention layer {layer.label} is not finite (NaN or infinity)")
+                query, key, value = (a.detach() for a in args)
+                options = without_padded_queries(**options)
+                of_items = partial(_rotary_of, rotary, extended_items())
+                calls.append(LayerInputs(layer.number, layer.name, query, key, value, options, of_items))
 
-        attached = layer.module.get_submodule(hf.NAME)
-        handles.append(attached.register_forward_pre_hook(hook, with_kwargs=True))
-    try:
+            attached = layer.module.get_submodule(hf.NAME)
+            stack.callback(attached.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
-        hf.restore(model)
-        if before:
-            hf.swap(model, before, keep=keep, parallel=group.ranks)

@@ -31,6 +31,11 @@ class Judge:
     is_score: bool
     min_fidelity: float
 
+    @property
+    def may_be_binary(self) -> bool:
+        """True if the function may only tell right from wrong, as the user's may; metrics with a name are graded."""
+        return self.function not in METRICS.values()
+
     def value(self, output: Any, exact: Any, call: ModuleCall) -> float:
         """The metric or the score of an output.
 

@@ -36,9 +36,10 @@ class ModuleCall:
 
     @property
     def shapes(self) -> tuple[Any, ...]:
-        """The shapes of the tensors in it: calls with equal ones have as many tokens."""
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        return tuple(tuple(map(str, leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
+        """The shapes of the tensors in it, of nested ones by part: calls with equal ones have as many tokens."""
+        leaves = [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+        parts = (leaf.unbind() if leaf.is_nested else (leaf,) for leaf in leaves)
+        return tuple(tuple(str(tuple(part.shape)) for part in each) for each in parts)
 
 
 def as_calls(inputs: Iterable[Any]) -> list[ModuleCall]:

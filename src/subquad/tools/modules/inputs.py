@@ -54,12 +54,13 @@ def methods_of(methods: str | Method | Sequence[str | Method]) -> list[Method]:
 
 
 def grouped(
-    sites: AttentionSites, calls: Sequence[ModuleCall], seconds: float
+    sites: AttentionSites, calls: Sequence[ModuleCall], seconds: float, lengths: int | None = LENGTHS
 ) -> tuple[dict[int, list[ModuleCall]], bool]:
     """The calls by their number of tokens, and whether all attention is causal.
 
-    Tokens are the queries of the first call of attention. Calls of more than `LENGTHS` lengths are one group, under the
-    longest. After these seconds, calls of shapes that were not counted yet are left out.
+    Tokens are the queries of the first call of attention. Calls of more than `lengths` lengths are one group, under the
+    longest; with None, each length has its own. After these seconds, calls of shapes that were not counted yet are left
+    out.
 
     Raises:
         InputError: a call that the module does not take, or in which no attention is called.
@@ -74,7 +75,7 @@ def grouped(
     for call in spread_order(list(calls)):
         if call.shapes in tokens:
             groups.setdefault(tokens[call.shapes], []).append(call)
-    if len(groups) > LENGTHS:
+    if lengths is not None and len(groups) > lengths:
         groups = {max(groups): [call for call in spread_order(list(calls)) if call.shapes in tokens]}
     return dict(sorted(groups.items())), causal
 

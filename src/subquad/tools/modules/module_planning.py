@@ -75,7 +75,7 @@ def plan_module(
                 f"{type(module).__name__} has no layers that sq.nn.swap takes: its attention is calls of "
                 "scaled_dot_product_attention, which sq.intercept runs by one method; use sq.compare to choose it"
             )
-        by_length, _ = grouped(sites, calls, SCREENING * 60 * minutes / 2)
+        by_length, _ = grouped(sites, calls, SCREENING * 60 * minutes / 2, lengths=None)
         planning = ModulePlanning(sites, judge, deadline, progress)
         return planning.run(by_length, tried if tried is not None else grid(max(by_length)), len(calls), screening)
 
@@ -167,6 +167,11 @@ class ModulePlanning(Planner):
         self.device = device_of(sites.module)
         self.notes: list[str] = []
 
+    @property
+    def may_be_binary(self) -> bool:
+        """True if the user's own metric or score judges outputs."""
+        return self.judge.may_be_binary
+
     def run(
         self, by_length: Mapping[int, list[ModuleCall]], methods: Sequence[Method], inputs: int, screening: Deadline
     ) -> ModulePlan:
@@ -177,16 +182,16 @@ class ModulePlanning(Planner):
         references = [self.judge.reference(run_exactly(call, self.sites.module), call) for call in items]
         self.accepted = self.judge.accepted_loss(references)
         self.subject = ModuleSubject(self.sites, self.judge, max(by_length), items, self.sites.exact_able)
-        screened = self.screen(by_length[max(by_length)][0], methods, screening)
+        longest = by_length[max(by_length)][0]
+        screened = self.screen(longest, methods, screening)
         kept = {
             int(n): [self.by_name[name] for name in self.front(replace(screened, errors={n: errors}), KEPT)]
             for n, errors in screened.errors.items()
         }
-        run = partial(items[0].run, self.sites.module)
-        passes = PassTimes(min(stopwatch(run, self.device)[0] for _ in range(2)), 0.0, 0.0)
+        passes = PassTimes(min(self._pass_seconds(longest) for _ in range(2)), 0.0, 0.0)  # as the layers' times
         planned = Planned(self.subject.length, passes, screened, chosen=dict.fromkeys(kept, EXACT))
         losses = SingleLosses(self.subject)
-        planned.losses = self.losses(losses, kept, passes.seconds)
+        planned.losses = self.losses(losses, kept, sum(map(self._pass_seconds, items[:PASSAGES])))
         if not self.judge.is_score:
             planned.without = losses.loss(0, dict.fromkeys(kept, WithoutAttention()))
         self.tell_apart(planned)
@@ -197,6 +202,10 @@ class ModulePlanning(Planner):
         if used < inputs:
             self.notes.append(f"The time sufficed for {used} of {inputs} inputs; more minutes measure more.")
         return self._plan(planned, verified)
+
+    def _pass_seconds(self, call: ModuleCall) -> float:
+        """Seconds of a pass with the module's own attention."""
+        return stopwatch(partial(call.run, self.sites.module), self.device)[0]
 
     @torch.no_grad()
     def screen(self, call: ModuleCall, methods: Sequence[Method], deadline: Deadline) -> Screen:
@@ -225,14 +234,14 @@ class ModulePlanning(Planner):
         return screened
 
     def losses(
-        self, passes: SingleLosses, kept: Mapping[int, Sequence[Candidate]], pass_seconds: float
+        self, passes: SingleLosses, kept: Mapping[int, Sequence[Candidate]], first_seconds: float
     ) -> dict[int, dict[str, list[float]]]:
-        """Losses of the output with one method in one layer, input by input.
+        """Losses of the output with one method in one layer, input by input; passes of the first two take some seconds.
 
         If that takes too long, neighbouring layers have theirs measured together, and an equal share each.
         """
         items, deadline = passes.load.items, self.deadline.part(MEASURING)
-        together = self._together(kept, 2 * pass_seconds / max(deadline.left, 1e-9))
+        together = self._together(kept, first_seconds / max(deadline.left, 1e-9))
         names = [candidate.name for candidate in self.candidates]
         measured = []
         for item in range(len(items)):
@@ -287,7 +296,7 @@ class ModulePlanning(Planner):
                 chosen=mix,
                 predicted=choice.total(planned.mean_losses, mix),
                 losses=losses[name],
-                bound=choice.upper_bound(losses[name], choice.of_round()),
+                bound=choice.upper_bound(losses[name], choice.of_round(), binary=self.may_be_binary),
                 speedups=ratios(seconds[name], seconds[EXACT]),
                 of_exact=noise,
                 exact=self.judge.fidelity(references, references),

@@ -67,13 +67,13 @@ def plan(
         shift: for transformers models: how many times larger the loss may be on other inputs than on these. The plan
             keeps 1 − fidelity under (1 − `min_fidelity`) / `shift` here. By default 1.6; 1 plans for inputs like these.
         lengths: for transformers models: of passages, in tokens, where inputs are texts; by default 512, 2,048 and
-            4,096.
+            4,096, as far as rotary positions reach: see `sq.hf.extend_positions` for longer ones.
         minutes: how long it may take, within a fifth for transformers models; how much is measured follows from it and
             from the time of a pass.
         seed: for transformers models: of the passages that are drawn from texts; by default 0.
         out: for transformers models: a folder from which an interrupted run with the same arguments resumes, and into
-            which the plan is saved; not one with the report of a command. A metric or score is the same where its name
-            and its code are; what it reads from elsewhere is not compared.
+            which the plan is saved; not one with the report of a command. A metric or score is the same where its name,
+            its code and its plain defaults are; what it reads from elsewhere is not compared.
         progress: called with what is under way, and how much of it is done.
 
     Returns:

@@ -1,11 +1,13 @@
 """Checks of what the user gives to `sq.plan`, and marks that tell the inputs and metrics of one run from others."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from numbers import Integral, Real
+from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from subquad.methods import BoundMethod, Method
 from subquad.methods.core.mixture import common_seed, is_mixture
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of
 from subquad.tools.plan.measure import Candidate
-from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.floor import check_floor
 
 LEAST_MINUTES = 0.1
@@ -24,22 +26,25 @@ def settings_from(
     min_fidelity: float,
     minutes: float,
     shift: float = PlanSettings.shift,
-    lengths: Any = PLANNED_LENGTHS,
+    lengths: Any = None,
     seed: int = PlanSettings.seed,
 ) -> PlanSettings:
-    """The settings of a plan. TypeError where one of them is not a number, or the lengths are not several."""
+    """The settings of a plan; without lengths, the user names none.
+
+    Raises:
+        TypeError: one of them is not a number, or the lengths are not several.
+    """
     for name, value in (("min_fidelity", min_fidelity), ("shift", shift), ("minutes", minutes)):
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, got {value!r}")
-    if isinstance(lengths, str) or not isinstance(lengths, Iterable):
+    if isinstance(lengths, str) or not (lengths is None or isinstance(lengths, Iterable)):
         raise TypeError(f"lengths must be a sequence of whole numbers, such as [512, 2048], got {lengths!r}")
-    lengths = list(lengths)
-    for length in lengths:
+    lengths = None if lengths is None else list(lengths)
+    for length in lengths or ():
         if isinstance(length, bool) or not isinstance(length, Integral):
             raise TypeError(f"lengths must be whole numbers, got {length!r}")
-    return PlanSettings(
-        min_fidelity=min_fidelity, shift=shift, lengths=tuple(map(int, lengths)), minutes=minutes, seed=seed
-    )
+    named = None if lengths is None else tuple(map(int, lengths))
+    return PlanSettings(min_fidelity=min_fidelity, shift=shift, lengths=named, minutes=minutes, seed=seed)
 
 
 def check_settings(settings: PlanSettings) -> None:
@@ -110,16 +115,29 @@ def check_together(at: Mapping[int, Sequence[Candidate]]) -> None:
 
 
 def mark_of_inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
-    """A mark of the inputs in 16 hexadecimal digits: their names, and all that is in their tensors."""
+    """A mark of the inputs in 16 hexadecimal digits: their names, and all that is in their tensors, nested ones too."""
     digest = sha256()
     for item in inputs:
         for name, value in sorted(item.items()):
-            if isinstance(value, Tensor):
-                digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-                digest.update(_raw_bytes(value))
-            else:
-                digest.update(f"{name} {value!r}".encode())
+            for part in _parts(name, value):
+                digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def _parts(name: str, value: Any) -> Iterator[bytes]:
+    """The name of a value and all that is in it; texts of long tensors and arrays leave most of them out."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = torch.from_numpy(value)
+    if isinstance(value, Tensor):
+        yield f"{name} {value.dtype} {tuple(value.shape)}".encode()
+        yield _raw_bytes(value)
+    elif isinstance(value, Mapping | list | tuple):
+        yield f"{name} {type(value).__name__} {len(value)}".encode()
+        pairs = sorted(value.items(), key=str) if isinstance(value, Mapping) else enumerate(value)
+        for key, each in pairs:
+            yield from _parts(f"{name} {key!r}", each)
+    else:
+        yield f"{name} {value!r}".encode()
 
 
 def _raw_bytes(tensor: Tensor) -> bytes:
@@ -134,12 +152,28 @@ def _raw_bytes(tensor: Tensor) -> bytes:
 
 
 def mark_of_function(function: str | Callable[..., Any] | None) -> str | None:
-    """A mark of a function: its name, code, numbers and texts; not what it reads from elsewhere."""
+    """A mark of a function: its name, its code with the functions inside it, constants and defaults that are plain.
+
+    Not what it reads from elsewhere.
+    """
     if function is None or isinstance(function, str):
         return function
     name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
     code = getattr(function, "__code__", None)
     if code is None:
         return name
-    constants = [each for each in code.co_consts if isinstance(each, int | float | str | None)]
-    return sha256(repr((name, code.co_code, code.co_names, constants)).encode()).hexdigest()[:16]
+    defaults = [_plain(each) for each in (function.__defaults__, function.__kwdefaults__)]
+    return sha256(repr((name, _plain(code), defaults)).encode()).hexdigest()[:16]
+
+
+def _plain(constant: Any) -> Any:
+    """A constant whose text is the same in another process: of other objects, their type."""
+    if isinstance(constant, CodeType):
+        return constant.co_code, constant.co_names, [_plain(each) for each in constant.co_consts]
+    if isinstance(constant, tuple | list):
+        return [_plain(each) for each in constant]
+    if isinstance(constant, dict):
+        return [(name, _plain(each)) for name, each in constant.items()]
+    if isinstance(constant, set | frozenset):
+        return sorted(repr(_plain(each)) for each in constant)
+    return constant if isinstance(constant, int | float | complex | str | bytes | None) else type(constant).__qualname__

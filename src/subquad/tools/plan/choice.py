@@ -19,7 +19,8 @@ ByLayer = Mapping[int, Mapping[str, float]]  # by layer and candidate
 GAIN = 0.97  # a candidate that takes more of exact attention's time in a layer is left out
 FASTER = 1.02  # a plan that is not so much faster is exact attention
 ROUNDS = 4  # verifications of a plan, at most
-CONFIDENCE = 0.95  # that a verified fidelity is at least its bound, over all rounds
+VERIFICATIONS = ROUNDS + 1  # with that of the best single method, which may be taken too
+CONFIDENCE = 0.95  # that a verified fidelity is at least its bound, over all verifications
 
 
 def cheapest(seconds: ByLayer, losses: ByLayer, budget: float) -> dict[int, str]:
@@ -105,20 +106,20 @@ def uniform(losses: ByLayer, name: str) -> dict[int, str]:
     return {layer: name if name in candidates else EXACT for layer, candidates in losses.items()}
 
 
-def upper_bound(losses: Sequence[float], confidence: float, count: int | None = None) -> float:
+def upper_bound(losses: Sequence[float], confidence: float, count: int | None = None, *, binary: bool = False) -> float:
     """A bound on the mean loss at a confidence, by Student's t: mean + t·s/√n.
 
     It assumes that passages are independent and their losses are about normally distributed. Losses of a metric that is
-    right or wrong are not: where all are −1, 0 or 1, the bound is that of Clopper and Pearson on the share of 1. With
-    `count`, what the bound of that number of losses with the same mean and spread would be. Infinite of fewer than two
-    losses, or if one is not finite.
+    right or wrong are not: with `binary`, where all are −1, 0 or 1, the bound is that of Clopper and Pearson on the
+    share of 1. With `count`, what the bound of that number of losses with the same mean and spread would be. Infinite
+    of fewer than two losses, or if one is not finite.
     """
     from scipy.stats import t
 
     n = len(losses)
     if n < 2 or not all(map(math.isfinite, losses)):
         return math.inf
-    if {-1.0, 0.0, 1.0}.issuperset(losses):
+    if binary and {-1.0, 0.0, 1.0}.issuperset(losses):
         worse = sum(loss > 0 for loss in losses) / n
         return share_upper(math.ceil(worse * (count or n)), count or n, 1 - confidence)
     mean = sum(losses) / n
@@ -127,9 +128,9 @@ def upper_bound(losses: Sequence[float], confidence: float, count: int | None = 
     return mean + float(t.ppf(confidence, n - 1)) * spread / math.sqrt(n)
 
 
-def of_round(confidence: float = CONFIDENCE, rounds: int = ROUNDS) -> float:
-    """The confidence of a single round, so that all rounds together have the one that is wanted (Bonferroni)."""
-    return 1 - (1 - confidence) / rounds
+def of_round(confidence: float = CONFIDENCE, verifications: int = VERIFICATIONS) -> float:
+    """The confidence of a single verification, so that all together have the one that is wanted (Bonferroni)."""
+    return 1 - (1 - confidence) / verifications
 
 
 def with_room(
@@ -138,6 +139,8 @@ def with_room(
     accepted: float,
     confidence: float,
     held_out: int,
+    *,
+    binary: bool = False,
 ) -> float:
     """The largest budget whose choice should be verified: its bound on `held_out` passages is at most `accepted`.
 
@@ -155,7 +158,7 @@ def with_room(
         if not chosen:
             return budget
         sums = [sum(each) for each in zip(*(losses[n][name] for n, name in chosen.items()), strict=True)]
-        expected = upper_bound(sums, confidence, count=held_out)
+        expected = upper_bound(sums, confidence, count=held_out, binary=binary)
         if expected <= accepted:
             return budget
         budget *= max(0.98 * accepted / expected, 0.5)

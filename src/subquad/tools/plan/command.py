@@ -23,6 +23,7 @@ PLAN = Kind(
     names_itself("plan"),
     table_in("subquad.tools.plan.tables"),
     record_in("subquad.tools.plan.schema", "PlanReport"),
+    beside=("plan.json",),
 )
 
 NO_MODEL = (

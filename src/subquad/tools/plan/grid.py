@@ -49,12 +49,14 @@ def _even(size: float) -> int:
 
 
 def pareto(errors: dict[str, float], seconds: dict[str, float], most: int) -> list[str]:
-    """At most `most` names of the Pareto front of error and time, spread evenly from fast to close."""
+    """At most `most` names of the Pareto front of error and time, spread evenly from fast to close; 1: the closest."""
     front: list[str] = []
     for name in sorted(errors, key=lambda name: (seconds[name], errors[name])):
         if not front or errors[name] < errors[front[-1]]:
             front.append(name)
     if len(front) <= most:
         return front
+    if most == 1:
+        return front[-1:]
     positions: Sequence[int] = [round(i * (len(front) - 1) / (most - 1)) for i in range(most)]
     return [front[position] for position in dict.fromkeys(positions)]

@@ -1,7 +1,7 @@
 """Planning one length, in jobs whose results are kept as soon as they are done.
 
     pass/<length>                           seconds of an exact pass, and of losses
-    screen/<length>                         times and errors of all candidates in all layers, on the first passage
+    screen/<length>/<minutes>               times and errors of all candidates in all layers, on the first passage
     effort/<length>/<minutes>               how many candidates are measured, and how many layers at a time
     loss/<length>/<i>/<layers>/<candidate>  the final loss with a candidate in some layers, on the i-th passage
     without/<length>/<i>                    the loss without attention on the i-th passage
@@ -9,8 +9,8 @@
     held-out/<length>/<minutes>             how many held-out passages there is time for
     verify/<length>/<round>/<mark>/<i>      what was chosen in a round on the i-th held-out passage, and exact attention
     steps/<length>/<mark>                   generated tokens after the first passage, exact and with the plan
-    crossover/<length>                      from which length on the chosen methods are faster than exact attention
-    baseline/<length>                       usual errors of the plan's layers on the held-out passages, for audits
+    crossover/<length>/<mark>               from which length on the chosen methods are faster than exact attention
+    baseline/<length>/<mark>                usual errors of the plan's layers on the held-out passages, for audits
 
 Losses of single layers are added up; the plan is the cheapest choice whose sum is under the budget or, of all choices
 that are about as fast, the closest one. The first budget is the accepted loss less room for the spread over passages. A
@@ -161,6 +161,11 @@ class Length(Planner):
         """The loss that is accepted on the text that is planned on."""
         return (1.0 - self.floor) / self.shift
 
+    @property
+    def may_be_binary(self) -> bool:
+        """True of the user's own metric or score alone: a passage without a loss says little there."""
+        return self.load.may_be_binary
+
     def passes(self, deadline: Deadline) -> PassTimes:
         """Times of exact passes and of losses."""
         self.progress(f"timing exact passes at {self.length:,} tokens", 0, 1)
@@ -174,11 +179,12 @@ class Length(Planner):
         """Measure, choose and verify."""
         self.deadline, passes = deadline, self.passes(deadline)
         least = least_seconds(passes.seconds, passes.loss_seconds)
-        if not self.cache.has(SCREEN(self.length)) and not deadline.allows(least):
+        if not self.cache.has(SCREEN(self.length, self.minutes)) and not deadline.allows(least):
             return _undecided(Planned(self.length, passes), least, deadline.left)
         self.progress(f"trying all candidates at {self.length:,} tokens", 0, 1)
         allowed = min(SCREENING * deadline.left, JOB_SECONDS)
-        screened = self.cache.get(SCREEN.job(self.length, run=partial(screen, self.load, self.candidates, allowed)))
+        run = partial(screen, self.load, self.candidates, allowed)
+        screened = self.cache.get(SCREEN.job(self.length, self.minutes, run=run))
         front = self.kept(screened, self.front(screened, KEPT))
         planned = Planned(self.length, passes, screened, {n: {} for n in front}, dict.fromkeys(front, EXACT))
         if not any(front.values()):
@@ -230,7 +236,7 @@ class Length(Planner):
         }
 
     def losses(self, screened: Screen, effort: PlanEffort) -> tuple[dict[int, dict[str, list[float]]], float]:
-        """Losses of single layers, as many as time allows; and how many times longer than predicted they took.
+        """Losses of single layers, as many as time allows; and how many times longer than predicted a pass takes here.
 
         A few candidates are measured on two passages first, then the others, and then all on further passages. Only
         passages that all candidates have count. A candidate with a loss that is not finite is left out.
@@ -253,7 +259,8 @@ class Length(Planner):
     ) -> tuple[list[tuple[SingleLoss, float]], float]:
         """The losses that there is time for, in order; of the passages after the first ones, only whole ones are begun.
 
-        Also how many times longer than predicted the last ones took.
+        Also how many times longer than predicted a pass takes in this process alone. Workers that share its processors
+        take about as many times longer as there are workers, which does not count.
         """
         passes, width = SingleLosses(self.load), self.workers.executor.width
         cost, deadline = self.cost, self.deadline
@@ -284,14 +291,14 @@ class Length(Planner):
                     predicted = effort.seconds / width  # of a whole passage
                 elif is_new:
                     predicted += cost.seconds + cost.single_loss_seconds  # exact attention
-                if not deadline.allows(pace * predicted, max(reserve, pace * cost.reserve)):
+                if not deadline.allows(pace * predicted, max(reserve, max(pace / width, 1.0) * cost.reserve)):
                     break
             measured += zip(chosen, self._run(batch, begin, len(jobs)), strict=True)
             if is_measured and not is_new:
                 paces.append((before - deadline.left) / max(step, 1e-9))
         if measured:
             self.cache.get(LOSSES.job(self.length, self.minutes, run=lambda: len(measured)))
-        return measured, max(statistics.median(paces[-RECENT:]), 1.0)
+        return measured, max(statistics.median(paces[-RECENT:]) / width, 1.0)
 
     def _run(self, batch: Sequence[Job[float]], begin: int, total: int) -> list[float]:
         """The results of some jobs, in their order."""
@@ -379,7 +386,7 @@ class Length(Planner):
                 chosen=mix,
                 predicted=choice.total(planned.mean_losses, mix),
                 losses=[each.losses[name] for each in passes],
-                bound=choice.upper_bound([each.losses[name] for each in passes], confidence),
+                bound=choice.upper_bound([each.losses[name] for each in passes], confidence, binary=self.may_be_binary),
                 speedups=[each.seconds[EXACT] / each.seconds[name] for each in passes],
             )
             for name, mix in mixes.items()
@@ -409,7 +416,7 @@ class Length(Planner):
                 won |= faster_at(inputs[layer], tried, lengths, rounds, group=self.load.group)
             return won
 
-        job = CROSSOVER.job(self.length, run=measured)
+        job = CROSSOVER.job(self.length, self._mark_of({PLAN: planned.chosen}), run=measured)
         if not rounds and not self.cache.has(job.key):
             planned.left_out.append("no timing of shorter inputs, which run exact attention")
             return {}
@@ -421,7 +428,8 @@ class Length(Planner):
         """The usual errors of the plan's layers on the held-out passages that time allows; None if not even on two."""
         passages = int(min(self.deadline.left, JOB_SECONDS) / max(self.cost.seconds, 1e-9))
         items = list(self.verified_on(min(max(passages, PASSAGES), self.held_out.passages)).values())
-        job = BASELINE.job(self.length, run=partial(self.usual_errors, self.served(planned.chosen), items))
+        run = partial(self.usual_errors, self.served(planned.chosen), items)
+        job = BASELINE.job(self.length, self._mark_of({PLAN: planned.chosen}), run=run)
         if not self.cache.has(job.key) and not self.deadline.allows_late(PASSAGES * self.cost.seconds):
             planned.left_out.append("no baseline for audits")
             return None

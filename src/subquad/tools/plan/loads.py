@@ -51,6 +51,7 @@ class PlanInputs(PlanSubject):
     items: Sequence[Any]  # the inputs on which losses are measured
     held_out: Sequence[Any]  # the inputs on which the plan is verified
     group: MeasuringGroup = ALONE  # the processes that split the tokens of an input
+    may_be_binary: bool = False  # whether the loss is of the user's metric or score, which may be right or wrong
     sampled_loss: Loss | None = None  # a cheaper estimate of the loss, for single layers
     pooling: str | None = None  # the pooling of embeddings whose cosine is the loss; None for other losses
     new_tokens: int = 0  # new tokens of a request after an input; 0: no steps are timed
@@ -272,26 +273,42 @@ def input_loads(model: Any, inputs: Sequence[Any], judge: Judge | None) -> list[
             )
     measure = output_loss if judge is None else score_loss if judge.is_score else partial(metric_loss, judge)
     pooling = "mean" if measure is output_loss and not _has_logits(model) else None
-    loads = []
+    loads, binary = [], judge is not None and judge.may_be_binary
     for length, items in sorted(groups.items()):
         few, held_out = divided(items, MOST)
-        loads.append(PlanInputs(length, model, run, measure, few, held_out, pooling=pooling))
+        loads.append(PlanInputs(length, model, run, measure, few, held_out, may_be_binary=binary, pooling=pooling))
     return loads
 
 
 @torch.inference_mode()
 def _run(model: Any, judge: Judge | None, item: Mapping[str, Any]) -> Any:
-    """The output of the model on an input, together with the input's mask; or its score."""
-    output = hf.transformers_model(model)(**item)
+    """The output of the model on an input, together with both; or its score."""
+    inner = hf.transformers_model(model)
+    output = inner(**item)
     if judge is not None and judge.is_score:
         return judge.number(output, item)
-    return _Read(output, item.get("attention_mask"))
+    return _Read(output, item, inner)
 
 
 @dataclass(frozen=True)
 class _Read:
     output: Any
-    padding: Tensor | None
+    item: Mapping[str, Any]
+    model: Any
+
+    def weights(self, rows: Tensor) -> Tensor:
+        """0 for each row (batch, tokens, …) of the output that is padding, 1 for the others.
+
+        Of a decoder, its own mask counts, and of speech that of the frames. All rows count where no mask is of them.
+        """
+        decodes = getattr(self.output, "encoder_last_hidden_state", None) is not None
+        mask = self.item.get("decoder_attention_mask" if decodes else "attention_mask")
+        of_frames = getattr(self.model, "_get_feature_vector_attention_mask", None)
+        if isinstance(mask, Tensor) and of_frames is not None and mask.shape != rows.shape[:2]:
+            mask = of_frames(rows.shape[1], mask)
+        if isinstance(mask, Tensor) and mask.shape == rows.shape[:2]:
+            return mask.to(rows)
+        return torch.ones(rows.shape[:2]).to(rows)
 
 
 def metric_loss(judge: Judge, read: _Read, exact: _Read) -> float:
@@ -310,17 +327,23 @@ def metric_loss(judge: Judge, read: _Read, exact: _Read) -> float:
 
 
 def output_loss(read: Any, exact: Any) -> float:
-    """1 − cosine of the mean last hidden states, or the mean divergence KL(exact ‖ this) of the logits in nats."""
+    """1 − cosine of the mean last hidden states, or the mean divergence KL(exact ‖ this) of the logits in nats.
+
+    Rows of padding have no part in a mean.
+    """
     mine, its = (x.output if isinstance(x, _Read) else x for x in (read, exact))
+    weights_of = exact.weights if isinstance(exact, _Read) else lambda rows: torch.ones(rows.shape[:2]).to(rows)
     if getattr(its, "logits", None) is not None:
         p, q = (x.logits.double().log_softmax(-1) for x in (its, mine))
-        return float((p.exp() * (p - q)).sum(-1).mean())
+        kl = (p.exp() * (p - q)).sum(-1)
+        if p.ndim != 3:
+            return float(kl.mean())
+        weights = weights_of(p)
+        return float((kl * weights).sum() / weights.sum())
     pooled = []
     for x in (mine, its):
         hidden = x.last_hidden_state if hasattr(x, "last_hidden_state") else x[0]
-        padding = exact.padding if isinstance(exact, _Read) else None
-        weights = torch.ones(hidden.shape[:2]) if padding is None else padding
-        weights = weights.to(hidden)[..., None]
+        weights = weights_of(hidden)[..., None]
         pooled.append((hidden * weights).sum(1) / weights.sum(1))
     return cosine_loss(pooled[0], pooled[1])
 

@@ -21,6 +21,8 @@ from subquad.tools.plan.grid import pareto
 from subquad.tools.plan.measure import Candidate, Screen
 from subquad.tools.plan.planning_results import Planned, Verified
 
+CLOSER = 0.9  # of the predicted loss of a choice that failed, at most: the same one would fail again
+
 
 class OutOfTime(Exception):
     """The time ended before the least that a verification needs."""
@@ -64,6 +66,11 @@ class Planner(ABC):
     @abstractmethod
     def accepted(self) -> float:
         """The loss that is accepted if the inputs prove it."""
+
+    @property
+    @abstractmethod
+    def may_be_binary(self) -> bool:
+        """True if a loss may be that of a metric that is right or wrong."""
 
     @abstractmethod
     def verification(self, planned: Planned, mixes: Mapping[str, dict[int, str]], number: int) -> dict[str, Verified]:
@@ -162,7 +169,9 @@ class Planner(ABC):
         """
         accepted, confidence = self.accepted_of(planned), choice.of_round()
         assert planned.passes is not None
-        budget = choice.with_room(planned.seconds, planned.losses, accepted, confidence, held_out)
+        budget = choice.with_room(
+            planned.seconds, planned.losses, accepted, confidence, held_out, binary=self.may_be_binary
+        )
         planned.uniform = choice.best_uniform(planned.seconds, planned.mean_losses, accepted)
         for number in range(choice.ROUNDS):
             chosen = choice.closest(planned.seconds, planned.mean_losses, budget, planned.passes.seconds)
@@ -192,7 +201,9 @@ class Planner(ABC):
             )
             if last.bound <= accepted or not (share := self.share_of_next(last)):
                 break
-            budget = choice.next_budget(budget, accepted, last.bound) * share
+            if not (failed := choice.total(planned.mean_losses, chosen)):
+                break  # nothing is closer
+            budget = min(choice.next_budget(budget, accepted, last.bound) * share, CLOSER * failed)
         return self._take_best(planned)
 
     def _take_best(self, planned: Planned) -> Verified | None:

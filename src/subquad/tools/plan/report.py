@@ -5,11 +5,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
+
 from subquad.core.spelling import listed
 from subquad.methods.full import EXACT
 from subquad.tools.measure.tradeoff import UNNOTICED
 from subquad.tools.models import demo
-from subquad.tools.models.dtypes import FP32
+from subquad.tools.models.dtypes import short_name
 from subquad.tools.models.longer import extension_note, short_note
 from subquad.tools.models.split_methods import split_note
 from subquad.tools.plan import choice
@@ -61,9 +63,10 @@ def next_command(made: Made, settings: PlanSettings, out: Path, compare: Callabl
     lengths = tuple(planned.length for planned in made.planning.lengths if planned.verified is not None)
     if not lengths:
         return None
-    shared = ("text", "column", *OPTIONS.values(), "batch", "device", "seed")
+    shared = ("text", "column", *OPTIONS.values(), "extend", "new_tokens", "batch", "device", "seed")
     options = {name: getattr(settings, name) for name in shared}
-    options |= {"model": settings.model or demo.ENCODER, "dtype": settings.dtype or FP32}
+    dtype = settings.dtype or short_name(getattr(torch, made.metadata["dtype"]))  # it was planned in its own
+    options |= {"model": settings.model or demo.ENCODER, "dtype": dtype}
     ranks = made.planning.loads[0].group.count
     return compare(ranks, plans=(out,), lengths=lengths, **options)
 

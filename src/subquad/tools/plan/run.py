@@ -1,7 +1,7 @@
 """`subquad plan`, and `sq.plan` on a transformers model: from what the user gives to a plan with its record."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,12 @@ from subquad import hf
 from subquad.core.errors import InputError, as_input_error
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, load_plan
+from subquad.hf.swapping import swapped_out
 from subquad.methods import BoundMethod, Full, Method, resolve
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.metrics import Judge, Metric, Score
+from subquad.tools.measure.module_calls import device_of
 from subquad.tools.models.compare_rows import mark_of
 from subquad.tools.models.dtypes import TORCH
 from subquad.tools.models.longer import short_note
@@ -35,7 +37,7 @@ from subquad.tools.plan.loads import PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.planning import Planning, candidates_for, plan_of
 from subquad.tools.plan.prepared import loss_elsewhere, of_text, parse_inputs, prepare
-from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.short import short_fidelities
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs import machine
@@ -51,10 +53,10 @@ OUTSIDE, MOST_OUTSIDE = 0.15, 15.0  # share of the limit, and at most seconds, f
 ELSEWHERE = {  # settings that are not in the fingerprint of a run by themselves
     *("model", "text", "column", "lengths", "extend", "device", "dtype"),  # but as model, inputs and machine
     *("methods", "adapters", "calibrate"),  # but as candidates
-    "minutes",  # which changes no unit
+    "minutes",  # but in the names of units that the clock decided
 }
 REPORT = "report.json"  # of a command
-JOBS_VERSION = 4  # changes with what the units hold, so that a run of another version is not resumed
+JOBS_VERSION = 5  # changes with what the units hold, so that a run of another version is not resumed
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,9 @@ def plan_by_length(
     progress: Progress,
 ) -> Plan:
     """Plan for a transformers model, as `sq.plan` describes."""
-    is_training = hf.transformers_model(model).training  # TypeError if it is not a model
+    inner = hf.transformers_model(model)  # TypeError if it is not a model
     check_settings(settings)
+    settings = replace(settings, device=str(device_of(inner)))
     methods = [methods] if isinstance(methods, str | Method) else methods
     tried = None if methods is None else [resolve(method) for method in methods]
     check_unlearned(tried or [])
@@ -132,12 +135,12 @@ def plan_by_length(
     assert settings.min_fidelity is not None
     judge = judge_for(inputs, metric, score, settings.min_fidelity)
     are_texts = bool(inputs) and all(isinstance(item, str) for item in inputs)
-    if not are_texts and settings.lengths != PLANNED_LENGTHS:
+    if not are_texts and settings.lengths is not None:
         raise InputError(
             f"lengths={settings.model_lengths} are of passages that texts are cut into, but the inputs are not texts: "
             "they are planned at the lengths that they have"
         )
-    if is_training:
+    if inner.training:
         raise InputError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
     deadline = Deadline(60 * settings.minutes)
     with ExitStack() as stack:
@@ -145,9 +148,11 @@ def plan_by_length(
         if (report := folder / REPORT).exists():
             raise InputError(f"out={str(out)!r} contains the report of a command ({report.name}); give another folder")
         stack.enter_context(alone_in(folder))
-        stack.enter_context(_swapped_out(model))
+        stack.enter_context(swapped_out(model))
         if are_texts:
-            loads, metadata = of_text(of_sentence_transformer(model), inputs, settings)
+            pretrained = of_sentence_transformer(model)
+            _check_reach(pretrained, settings.named_lengths)
+            loads, metadata = of_text(pretrained, inputs, settings)
         else:
             loads, metadata = _of_inputs(model, inputs, judge)
         made = plan_loads(loads, settings, tried, {}, folder, progress, metadata, "sq.plan", deadline=deadline)
@@ -155,6 +160,16 @@ def plan_by_length(
             made.plan.save(folder, model)
             made.cache.forget()
     return made.plan
+
+
+def _check_reach(pretrained: Pretrained, lengths: Sequence[int]) -> None:
+    """InputError for a length past rotary positions: the plan would be of a model that the user does not have."""
+    longest, rows = max(lengths, default=0), hf.rotary_limit(pretrained.model)
+    if rows is not None and longest > rows:
+        raise InputError(
+            f"lengths: {longest} is past the {rows:,} positions of the model; sq.hf.extend_positions(model, {longest}) "
+            f"extends them by YaRN, without training, or give at most {rows}"
+        )
 
 
 def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
@@ -190,19 +205,6 @@ def _of_inputs(model: Any, inputs: Sequence[Any], judge: Judge | None) -> tuple[
     judged = [mark, judge is not None and judge.is_score]
     metadata = {"model": described, "text": text, "identity": described, "judged": judged}
     return loads, metadata
-
-
-@contextmanager
-def _swapped_out(model: Any) -> Iterator[None]:
-    """Run the model's own attention inside; what was swapped into it comes back."""
-    before, keep = hf.bounds(model), hf.describe(model).keep
-    hf.restore(model)
-    try:
-        yield
-    finally:
-        hf.restore(model)
-        if before:
-            hf.swap(model, before, keep=keep)
 
 
 def of_sentence_transformer(model: Any) -> Pretrained:

@@ -1,5 +1,6 @@
 """Write the files of a plan's report."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from subquad.tools.report.vector import Drawing
 def write_plan_report(report: PlanReport, folder: Path) -> list[Path]:
     """Write report.json, report.md, report.html and the plots next to the plan; return their paths."""
     drawn = plots(report)
-    page = html(report, drawings(report), f'plan = sq.load_plan("{folder.name}")\nsq.hf.swap(model, plan)')
+    where = json.dumps(folder.as_posix(), ensure_ascii=False)  # as the user named it, from where the command ran
+    page = html(report, drawings(report), f"plan = sq.load_plan({where})\nsq.hf.swap(model, plan)")
     contents = {
         "report.md": markdown(report, list(drawn)).encode(),
         **drawn,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from subquad.tools.measure.group import ALONE
-from subquad.tools.plan.arguments import mark_of_inputs
+from subquad.tools.plan.arguments import mark_of_function, mark_of_inputs
 from subquad.tools.plan.run import ELSEWHERE, fingerprint
 from subquad.tools.plan.settings import PlanSettings
 
@@ -41,7 +41,31 @@ def test_marks_differ_by_name_dtype_and_shape():
     assert len({mark_of_inputs([one]) for one in inputs}) == len(inputs)
 
 
-def test_a_run_is_recognised_by_each_setting_whose_results_do_not_mark_it():
+@pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: (0, {"a": x}), lambda x: x.numpy(), lambda x: [x.numpy()]])
+def test_marks_differ_by_what_is_inside_of_containers_and_arrays(wrap):
+    first, second = torch.zeros(2000), torch.zeros(2000)
+    second[1000] = 1.0  # where the text of a long tensor has "..."
+    assert mark_of_inputs([{"x": wrap(first)}]) == mark_of_inputs([{"x": wrap(first.clone())}])
+    assert mark_of_inputs([{"x": wrap(first)}]) != mark_of_inputs([{"x": wrap(second)}])
+
+
+@pytest.mark.parametrize(("first", "second"), [
+    ("lambda o, x: sum(1.0 for t in o)", "lambda o, x: sum(2.0 for t in o)"),
+    ("lambda o, x: o in (1, 2)", "lambda o, x: o in (1, 3)"),
+    ("lambda o, x: o in {1, 2}", "lambda o, x: o in {1, 3}"),
+    ("lambda o, x, w=(1, 2): w[0]", "lambda o, x, w=(5, 2): w[0]"),
+    ("lambda o, x, *, w=1: w", "lambda o, x, *, w=2: w"),
+])  # fmt: skip
+def test_functions_differ_by_nested_code_constants_and_defaults(first, second):
+    assert mark_of_function(eval(first)) == mark_of_function(eval(first)) != mark_of_function(eval(second))
+
+
+def test_a_default_that_is_no_constant_does_not_change_the_mark():
+    first, second = (eval("lambda o, x, w=thing: w", {"thing": object()}) for _ in range(2))
+    assert mark_of_function(first) == mark_of_function(second)
+
+
+def test_a_run_is_recognised_by_each_setting_whose_results_do_not_mark_it(unchecked):
     load = SimpleNamespace(length=512, items=[], held_out=[], batches=None, group=ALONE)
     facts = {"identity": "a model", "text": "a text"}
 

@@ -4,13 +4,18 @@ import itertools
 import random
 import statistics
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from subquad.tools.plan import choice
 from subquad.tools.plan.grid import grid, pareto
-from subquad.tools.plan.planning_results import Verified
+from subquad.tools.plan.length import MESSAGES
+from subquad.tools.plan.measure import PassTimes, Screen
+from subquad.tools.plan.planner import Planner
+from subquad.tools.plan.planning_results import Planned, Verified
 
 
 def instance(seed: int) -> tuple[dict, dict]:
@@ -118,11 +123,20 @@ def test_the_bound_of_what_is_right_or_wrong_holds_where_no_loss_was_seen(share)
     draw, held = np.random.default_rng(0), 0
     for _ in range(500):
         losses = (draw.random(20) < share).astype(float).tolist()
-        held += choice.upper_bound(losses, 0.9) >= share
+        held += choice.upper_bound(losses, 0.9, binary=True) >= share
     assert held >= 0.88 * 500
-    assert choice.upper_bound([0.0] * 20, 0.9) == pytest.approx(1 - 0.1 ** (1 / 20))
-    assert choice.upper_bound([0.0] * 5, 0.9, count=20) == pytest.approx(1 - 0.1 ** (1 / 20))
-    assert choice.upper_bound([1.0, -1.0, 0.0, 0.0], 0.9) == choice.upper_bound([1.0, 0.0, 0.0, 0.0], 0.9)
+    bound = partial(choice.upper_bound, confidence=0.9, binary=True)
+    assert bound([0.0] * 20) == pytest.approx(1 - 0.1 ** (1 / 20))
+    assert bound([0.0] * 5, count=20) == pytest.approx(1 - 0.1 ** (1 / 20))
+    assert bound([1.0, -1.0, 0.0, 0.0]) == bound([1.0, 0.0, 0.0, 0.0])
+
+
+def test_a_graded_loss_of_zero_everywhere_is_bounded_by_zero():
+    """A share of the positions of a passage, or a divergence that is cut at 0, is no answer that is right or wrong."""
+    assert choice.upper_bound([0.0] * 8, 0.9) == 0.0 < choice.upper_bound([0.0] * 7 + [0.002], 0.9) < 0.001
+    seconds, losses = {0: {"full": 1.0, "a": 0.5}}, {0: {"a": [0.0] * 3}}
+    assert choice.with_room(seconds, losses, 0.01, 0.95, 8) == 0.01
+    assert choice.with_room(seconds, losses, 0.01, 0.95, 8, binary=True) < 0.01
 
 
 def test_a_speed_up_may_be_too_high_by_what_it_varies_or_by_what_exact_attention_does():
@@ -131,8 +145,13 @@ def test_a_speed_up_may_be_too_high_by_what_it_varies_or_by_what_exact_attention
     assert replace(verified, of_exact=1.1).noise == 1.1
 
 
-def test_all_rounds_together_have_the_confidence():
-    assert 1 - choice.ROUNDS * (1 - choice.of_round()) == pytest.approx(choice.CONFIDENCE)
+def test_all_verifications_together_have_the_confidence():
+    together = choice.ROUNDS + 1  # the best single method is verified in the first round, and may be what is taken
+    assert 1 - together * (1 - choice.of_round()) == pytest.approx(choice.CONFIDENCE)
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "plan.md").read_text("utf-8")
+    for number in (22, 90, 459):
+        bound = choice.upper_bound([0.0] * number, choice.of_round(), binary=True)
+        assert f"{bound:.2f} with {number}" in page
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -156,6 +175,44 @@ def test_the_budget_shrinks_by_what_was_too_much(bound, share):
     assert choice.next_budget(1.0, 0.01, bound) == pytest.approx(share)
 
 
+class Rounds(Planner):
+    """A planner whose verification gives the losses of choices by how many layers are approximate."""
+
+    messages, noun, accepted, may_be_binary, candidates = MESSAGES, "passages", 0.00625, False, ()
+
+    def __init__(self, losses):
+        self.losses, self.tried = losses, []
+
+    def verification(self, planned, mixes, number):
+        self.tried.append(mixes["plan"])
+        count = sum(name == "a" for name in mixes["plan"].values())
+        losses = [self.losses[count] * (1 + 0.01 * i) for i in range(8)]
+        bound = choice.upper_bound(losses, choice.of_round())
+        return {"plan": Verified(mixes["plan"], 0.0, losses, bound, [1 + 0.4 * count] * 8)}
+
+    def share_of_next(self, last):
+        return 1.0
+
+
+@pytest.mark.parametrize(("means", "losses", "tried"), [
+    ((6e-4, 7e-4), (0.0, 0.002, 0.016), [2, 1]),  # far below what is measured
+    ((0.0, 0.0), (0.0, 0.002, 0.016), [2]),  # there is no closer one
+])  # fmt: skip
+def test_a_choice_that_failed_is_not_verified_again(means, losses, tried):
+    planned = Planned(
+        512,
+        PassTimes(3.0, 0.0, 0.0),
+        Screen({str(n): {"full": 1.0, "a": 0.3} for n in (0, 1)}, {}),
+        losses={n: {"a": [mean, mean]} for n, mean in enumerate(means)},
+        chosen={0: "full", 1: "full"},
+    )
+    planner = Rounds(losses)
+    planner.choose(planned, 8, with_uniform=False)
+    assert [list(mix.values()).count("a") for mix in planner.tried] == tried
+    assert (planned.verified is not None) == (tried[-1] == 1)
+    assert planned.verified is not None or "the last choice has a loss of" in planned.why_exact
+
+
 @pytest.mark.parametrize(("wins", "start"), [
     ([True] * 3, 10), ([False, True, True], 20), ([True, False, True], 30), ([True, True, False], 40),
 ])  # fmt: skip
@@ -168,6 +225,7 @@ def test_the_front_is_what_nothing_beats_in_both():
     seconds = dict(zip("abcde", (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
     assert pareto(errors, seconds, 9) == ["a", "b", "d", "e"]
     assert pareto(errors, seconds, 3) == ["a", "d", "e"]
+    assert pareto(errors, seconds, 1) == ["e"]  # the closest, which holds most likely
     assert pareto({}, {}, 3) == []
 
 

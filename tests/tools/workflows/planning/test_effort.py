@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,8 +24,11 @@ from subquad.tools.plan.effort import (
     least_seconds,
     spread_out,
 )
-from subquad.tools.plan.loads import input_loads
-from subquad.tools.plan.measure import Candidate, SingleLosses, screen
+from subquad.tools.plan.loads import PlanInputs, input_loads
+from subquad.tools.plan.measure import Candidate, Screen, SingleLosses, screen
+from subquad.tools.plan.settings import PlanSettings
+from subquad.tools.plan.workers import UNAIDED, Workers
+from subquad.tools.runs.executors import LocalExecutor
 from tests.tools.workflows.planning.steady import make_steady
 from tests.tools.workflows.planning.test_measure import inputs, sharp
 
@@ -78,6 +82,19 @@ def test_passages_to_verify_on_follow_from_the_time_that_is_left(seconds, passag
 def test_a_machine_that_is_slower_than_predicted_has_greater_costs():
     assert DECODER.slower(2.0).reserve == pytest.approx(2 * DECODER.reserve)
     assert DECODER.slower(2.0).of_losses(3, 2) == pytest.approx(2 * DECODER.of_losses(3, 2))
+
+
+def test_with_time_for_one_candidate_the_closest_one_is_measured(unchecked, monkeypatch):
+    errors = {"local:window=12": 0.1, "local:window=2": 0.9, "clustered:clusters=8": 0.3}
+    seconds = {"full": 1.0, "local:window=12": 0.6, "local:window=2": 0.2, "clustered:clusters=8": 0.4}
+    candidates = [Candidate(name, {0: sq.methods.resolve(name)}) for name in errors]
+    effort = affordable(DECODER, DECODER.of_minimum + 1)
+    assert effort.candidates == 1
+    load = SimpleNamespace(items=[None] * 3)
+    one = planning.Length(load, candidates, 0.9, 1.0, None, None, 1.0)
+    monkeypatch.setattr(one, "_measured", lambda wanted, *_: ([(each, 0.0) for each in wanted], 1.0))
+    losses, _ = one.losses(Screen({"0": seconds}, {"0": errors}), effort)
+    assert losses == {0: {"local:window=12": [0.0] * 3}}
 
 
 @pytest.mark.parametrize("count", [3, 6, 12, 30])
@@ -142,6 +159,36 @@ def clock(monkeypatch):
         running, "input_loads", lambda *given: [passing(load, (load.length / 20) ** 2) for load in of_inputs(*given)]
     )
     return now
+
+
+class Shared(LocalExecutor):
+    """Three workers that share the processors: a batch of three passes takes three passes of this process."""
+
+    description = "3 processes"
+    width = 3
+
+
+@pytest.mark.slow
+def test_workers_that_share_the_processors_leave_as_much_time_to_verify(clock, monkeypatch, tmp_path):
+    monkeypatch.setattr(PlanInputs, "chain", lambda self: None)
+    methods = [sq.methods.resolve(name) for name in ("local:window=12", "local:window=2", "clustered:clusters=8")]
+    verified = []
+    for workers in (False, True):
+        clock[0] = 0.0
+        loads, metadata = running._of_inputs(sharp("bert"), inputs(36, 28), None)  # passes of two seconds
+        losses = SingleLosses(loads[0])
+
+        def elsewhere(length, item, candidate, layers, losses=losses):
+            return losses.loss(item, dict.fromkeys(layers, sq.methods.resolve(candidate)))
+
+        aided = Workers(Shared(), elsewhere) if workers else UNAIDED
+        settings = PlanSettings(min_fidelity=0.3, minutes=4.0, shift=1.0)
+        made = running.plan_loads(
+            loads, settings, methods, {}, tmp_path / str(workers), lambda *_: None, metadata, "sq.plan", aided
+        )
+        verified.append(len(made.planning.lengths[0].rounds[0].losses))
+    assert 3 < verified[0] < 24  # time is short
+    assert verified[1] >= 0.8 * verified[0]
 
 
 def test_the_documented_lateness_is_the_tested_one():

@@ -208,6 +208,30 @@ def test_padding_has_no_part_in_the_mean_state():
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["wav2vec2", "bart", "bart-states", "bert"])
+def test_rows_of_padding_do_not_count(name):
+    """Of speech, whose mask is of its samples, the frames; of a decoder, the rows of its own mask."""
+    case = build(name.removesuffix("-states"))
+    model = case.model.eval() if name != "bart-states" else case.model.eval().model
+    load = input_loads(model, [case.inputs] * 5, None)[0]
+    with torch.inference_mode():
+        exact, padded, other = (load.run(load.items[0]) for _ in range(3))
+        attribute = "logits" if "logits" in exact.output else "last_hidden_state"
+        getattr(padded.output, attribute)[~case.valid] += 1 + torch.arange(exact.output[attribute].shape[-1])
+        getattr(other.output, attribute)[case.valid] += 1 + torch.arange(exact.output[attribute].shape[-1])
+        assert output_loss(padded, exact) == pytest.approx(0.0, abs=1e-6)
+        assert output_loss(other, exact) > 0.01
+
+
+def test_without_a_mask_of_its_rows_all_of_an_output_counts():
+    case = build("bart")
+    item = {name: value for name, value in case.inputs.items() if name != "decoder_attention_mask"}
+    with torch.inference_mode():
+        exact, other = (input_loads(case.model.eval(), [item] * 5, None)[0].run(item) for _ in range(2))
+        other.output.logits[-1, -1] += torch.arange(60)
+        assert output_loss(other, exact) > 0.01
+
+
 def test_a_score_of_which_more_is_better():
     assert score_loss(0.5, 0.75) == 0.25
 

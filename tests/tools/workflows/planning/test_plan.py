@@ -6,17 +6,21 @@ from math import exp
 import pytest
 import torch
 import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from typer.testing import CliRunner
 
 import subquad as sq
 from subquad.core.errors import InputError
 from subquad.tools.cli.main import app
+from subquad.tools.measure.capture import recorded
 from subquad.tools.plan import length as planning
 from subquad.tools.plan import loads
 from subquad.tools.plan import run as running
 from subquad.tools.plan.measure import SingleLosses
 from subquad.tools.runs.cache import JobCache, run_cache
 from subquad.tools.runs.jobs import Job
+from tests.tools.workflows import tiny
 from tests.tools.workflows.planning.steady import SPEED, make_steady
 from tests.tools.workflows.planning.test_measure import inputs, sharp
 
@@ -73,7 +77,7 @@ def test_a_tenth_of_a_small_loss_without_attention_is_accepted_at_most(without, 
     assert plan.verified["20"]["fidelity"] >= (0.998 if without == 0.02 else 0.5)
 
 
-def test_a_text_that_shows_no_loss_leaves_exact_kernels_alone():
+def test_a_text_that_shows_no_loss_leaves_exact_kernels_alone(unchecked):
     planned = planning.Planned(20, losses={0: {"clustered": [1e-6], "local": [2e-6], "full:kernel=subquad": [0.0]}})
     candidates = [
         planning.Candidate(name, {0: sq.methods.resolve(name)})
@@ -173,6 +177,45 @@ def test_a_run_that_is_interrupted_at_any_job_goes_on_and_ends_alike(share, tmp_
 
 
 @pytest.mark.usefixtures("timed")
+def test_more_minutes_take_over_nothing_of_an_earlier_choice(tmp_path, monkeypatch):
+    """Of an interrupted run with other minutes, which chose other methods at the first length."""
+    model, items = sharp("bert"), [*inputs(18), *inputs(18, 30)]
+    asked = {"min_fidelity": 0.5, "methods": METHODS, "shift": 1.0}
+    kept = []
+
+    def cut(self, key, *args):
+        kept.append(key)
+        result = write(self, key, *args)
+        if key.startswith("baseline/20"):
+            raise KeyboardInterrupt
+        return result
+
+    write = JobCache._write
+    with monkeypatch.context() as patch:  # both layers together, as with little time, and another floor's choice
+        patch.setattr(planning, "affordable", lambda cost, seconds: planning.PlanEffort(2, 2, 1.0))
+        patch.setattr(planning.choice, "closest", lambda *_: dict.fromkeys((0, 1), "local:window=12"))
+        patch.setattr(JobCache, "_write", cut)
+        with pytest.raises(KeyboardInterrupt):
+            sq.plan(model, items, **asked, minutes=5.0, out=tmp_path)
+    again = sq.plan(model, items, **asked, minutes=10.0, out=tmp_path)
+    fresh = sq.plan(model, items, **asked, minutes=10.0)
+    assert again.made_on["resumed"] == len(kept)
+    assert again.layers == fresh.layers
+    assert "local:window=12" not in [str(method.method_at(20)) for method in fresh.layers.values()]
+    assert again.verified == fresh.verified  # with the baselines
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_plan_is_of_the_hardware_that_the_model_is_on(monkeypatch):
+    monkeypatch.setattr(running, "device_of", lambda model: torch.device("cuda", 1))
+    asked = []
+    monkeypatch.setattr(running.machine, "hardware", lambda device: asked.append(device) or {"gpu": "a GPU"})
+    plan = sq.plan(sharp("bert"), inputs(12), min_fidelity=0.3, methods=["local:window=2"])
+    assert set(asked) == {"cuda:1"}  # in the fingerprint of the run, and in what the plan was made on
+    assert plan.made_on["hardware"] == {"gpu": "a GPU"}
+
+
+@pytest.mark.usefixtures("timed")
 def test_a_folder_of_another_run_loses_nothing(tmp_path):
     asked = {"inputs": inputs(12), "min_fidelity": 0.8, "methods": METHODS}
     begun = tmp_path / "begun"
@@ -250,6 +293,25 @@ def test_lengths_are_refused_for_inputs_other_than_texts():
         sq.plan(sharp("bert"), inputs(12), lengths=[24, 16])
 
 
+def sentences(folder):
+    """A SentenceTransformer with 64 rotary positions."""
+    inside = Transformer(str(tiny.save("modernbert", folder)))
+    return SentenceTransformer(modules=[inside, Pooling(inside.get_embedding_dimension())], device="cpu")
+
+
+@pytest.mark.usefixtures("timed")
+def test_rotary_positions_are_extended_by_the_user_alone(tmp_path):
+    model, texts = sentences(tmp_path), tiny.documents(30, 60)
+    asked = {"min_fidelity": 0.3, "methods": ["clustered:clusters=8"], "minutes": 1.0}
+    with pytest.raises(
+        ValueError, match=r"^lengths: 128 is past the 64 positions of the model; sq\.hf\.extend_positions"
+    ):
+        sq.plan(model, texts, lengths=[64, 128], **asked)
+    assert sq.plan(model, texts, **asked).lengths == (64,)  # of 512, 2,048 and 4,096
+    sq.hf.extend_positions(model, 128)
+    assert sq.plan(model, texts, lengths=[128], **asked).lengths == (128,)
+
+
 @pytest.mark.usefixtures("timed")
 def test_several_lengths_are_one_method_by_length():
     model = sharp("bert")
@@ -316,7 +378,7 @@ def test_an_audit_of_a_planned_model_speaks_the_units_of_its_floor(tmp_path, cap
 
 @pytest.mark.usefixtures("timed")
 def test_a_score_and_a_metric():
-    model, items = sharp("bert"), inputs(18)
+    model, items = sharp("bert"), inputs(24)
 
     def first_positive(output, item):
         return float(output.last_hidden_state[0, 0, 0] > 0)
@@ -329,17 +391,38 @@ def test_a_score_and_a_metric():
 
 
 @pytest.mark.usefixtures("timed")
+def test_a_kernel_without_any_loss_keeps_an_agreement(model, text, tmp_path):
+    words = ["plan", model("llama"), "--text", str(text), "--lengths", "64", "--methods", "full:kernel=subquad"]
+    done = run(app, [*words, "--min-agreement", "0.99", "--new-tokens", "0", "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    (length,) = json.loads(done.stdout)["lengths"]
+    assert length["verified"]["bound"] == length["verified"]["loss"] == 0
+    assert len(length["rounds"]) == 1
+
+
+@pytest.mark.usefixtures("timed")
+def test_only_the_user_s_own_metric_may_be_right_or_wrong():
+    def binary(**judged):
+        settings = {"metric": None, "score": None, "floor": 0.5} | judged
+        judge = running.judge_for(inputs(), **settings)
+        return running.input_loads(sharp("bert"), inputs(), judge)[0].may_be_binary
+
+    assert [binary(), binary(metric="cosine")] == [False, False]
+    assert [binary(metric=near), binary(score=lambda output, item: 1.0)] == [True, True]
+
+
+@pytest.mark.usefixtures("timed")
 def test_an_accuracy_needs_inputs_enough_for_its_bound():
     model = sharp("bert")
     found = {}
     for count in (12, 60):  # 8 and 44 held out
         plan = sq.plan(
-            model, inputs(count), min_fidelity=0.8, shift=1, score=lambda *_: 1.0, methods=["local:window=2"]
+            model, inputs(count), min_fidelity=0.8, shift=1.0, score=lambda *_: 1.0, methods=["local:window=2"]
         )
         found[count] = plan.verified["20"]
     assert found[12]["speedup"] == 1.0
     assert "has a loss of 0.0000 (at most 0.4" in found[12]["exact_because"]
-    assert found[60]["bound"] == pytest.approx(0.0125 ** (1 / 44))
+    assert found[60]["bound"] == pytest.approx(0.01 ** (1 / 44))
 
 
 @pytest.mark.usefixtures("timed")
@@ -350,7 +433,7 @@ def test_a_metric_is_given_what_the_model_gives():
         seen.append((type(output).__name__, type(exact).__name__))
         return 1 - (output.last_hidden_state - exact.last_hidden_state).abs().mean()
 
-    plan = sq.plan(sharp("bert"), inputs(12), min_fidelity=0.01, shift=1, metric=metric, methods=["local:window=12"])
+    plan = sq.plan(sharp("bert"), inputs(12), min_fidelity=0.01, shift=1.0, metric=metric, methods=["local:window=12"])
     assert set(seen) == {("BaseModelOutputWithPoolingAndCrossAttentions",) * 2}
     assert 0 < plan.verified["20"]["loss"] < 1
 
@@ -459,6 +542,21 @@ def test_what_was_swapped_in_runs_again_afterwards():
     assert sq.hf.describe(model).methods[0] == sq.Local(window=3)
     with pytest.raises(ValueError, match=r"in training mode, .*: call model.eval"):
         sq.plan(model.train(), inputs(12))
+
+
+@pytest.mark.usefixtures("timed")
+def test_the_record_of_a_plan_that_was_swapped_in_stays(tmp_path):
+    model = sharp("bert")
+    sq.hf.swap(model, sq.plan(model, inputs(18), min_fidelity=0.3, methods=["local:window=2"]))
+    before = model.config.subquad
+    assert {"floor", "verified", "versions"} <= before.keys()
+    with recorded(model):
+        pass
+    assert model.config.subquad == before
+    sq.plan(model, inputs(12), min_fidelity=0.3, methods=["local:window=12"])
+    assert model.config.subquad == before
+    with sq.audit(model):  # by the floor of the plan
+        pass
 
 
 @pytest.mark.long

@@ -54,15 +54,23 @@ def test_a_text_that_does_not_tell_methods_apart_comes_first():
     )
 
 
-def test_the_next_command_compares_where_the_plan_is_not_exact():
+def test_the_next_command_compares_where_the_plan_is_not_exact(unchecked):
     verified = Verified({0: "local"}, 0.0, [0.0], 0.0, [2.0])
     lengths = [Planned(512), Planned(2048, verified=verified), Planned(4096, verified=verified)]
-    made = SimpleNamespace(planning=SimpleNamespace(lengths=lengths, loads=[SimpleNamespace(group=ALONE)]))
+    planning = SimpleNamespace(lengths=lengths, loads=[SimpleNamespace(group=ALONE)])
+    made = SimpleNamespace(planning=planning, metadata={"dtype": "float32"})
     compare = partial(command_line, "compare")
     command = next_command(made, PlanSettings(lengths=(512, 2048, 4096)), Path("out"), compare)
     assert "--lengths 2048,4096" in command
     assert "512" not in command
     assert command.startswith("subquad compare demo-encoder ")
+    assert "--dtype fp32" in command
     assert "--batch 8" in next_command(made, PlanSettings(batch=8), Path("out"), compare)
+    extended = next_command(made, PlanSettings(extend=8192, new_tokens=64), Path("out"), compare)
+    assert "--extend 8192 " in extended  # without it, lengths past the model's positions are refused
+    assert "--new-tokens 64" in extended
+    made.metadata["dtype"] = "bfloat16"
+    assert "--dtype bf16" in next_command(made, PlanSettings(), Path("out"), compare)
+    assert "--dtype fp16" in next_command(made, PlanSettings(dtype="fp16"), Path("out"), compare)
     exact = SimpleNamespace(planning=SimpleNamespace(lengths=lengths[:1]))
     assert next_command(exact, None, Path("out"), compare) is None
