@@ -57,7 +57,9 @@ def test_sub_quadratic_is_what_the_contract_counts():
 
 def test_most_methods_are_as_readme_promises():
     readme = (DOCS.parent / "README.md").read_text("utf-8")
-    promise = r"more than thirty attention methods .*\nMost of them run in sub-quadratic .* and most have compiled kernels"
+    promise = (
+        r"more than thirty attention methods .*\nMost of them run in sub-quadratic .* and most have compiled kernels"
+    )
     assert re.search(promise, readme)
     assert len(sq.METHODS) > 30
     assert 2 * len(with_trait("subquadratic") & having("compiled on the CPU", "^(?!none$)")) > len(sq.METHODS)
