@@ -27,7 +27,7 @@ from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_outputs import BaseModelOutput
 
 import subquad as sq
-from subquad.hf.compiled_generation import GENERATED_PRODUCTS, UnmarkedStaticCache
+from subquad.hf.compiled_generation import UnmarkedStaticCache
 from subquad.tools.models import demo
 
 OWN = "own"
@@ -141,8 +141,7 @@ def steps_of(
                 else:
                     static = {"static": transformers.StaticCache, "frozen": UnmarkedStaticCache}[kind]
                     cache = static(config if kind == "static" else model, max_cache_len=length + NEW)
-                    products = GENERATED_PRODUCTS if kind == "frozen" else None
-                    forward = torch.compile(model.forward, fullgraph=True, options=products)
+                    forward = torch.compile(model.forward, fullgraph=True, backend=sq.hf.step_backend)
                 steps = Steps(model, forward, fill(cache, config, batch, length, dtype), mask)
                 if kind == "frozen":
                     with inductor.patch(freezing=True):

@@ -18,7 +18,7 @@ from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapte
 from subquad.hf.boundary import register_boundary
 from subquad.hf.by_name import read_names, register
 from subquad.hf.cache_marks import follow_items
-from subquad.hf.compiled_generation import compiled_steps
+from subquad.hf.compiled_generation import compiled_steps, step_backend
 from subquad.hf.growing_cache import GrowingCache
 from subquad.hf.item_rotary import reaching
 from subquad.hf.layers import ATTACHED, NAME, Layer, head_counts
@@ -72,6 +72,7 @@ __all__ = [
     "rotary_limit",
     "save_adapter",
     "shard",
+    "step_backend",
     "swap",
     "transformers_model",
     "weights_mark",

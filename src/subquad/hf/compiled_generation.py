@@ -1,21 +1,21 @@
 """Options of `generate` with which its steps are compiled, on every device."""
 
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from transformers import CompileConfig, GenerationMixin, StaticCache
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
 from subquad.core.versions import name_of_cache
+from subquad.hf.products_of_one_row import write_as_sums
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
 NAME_OF_CACHE = name_of_cache(GenerationMixin.prepare_inputs_for_generation)  # among the options of `generate`
 _OFF = "turn it off (TORCHINDUCTOR_FREEZING=0)"
 
-# Inductor writes the products of a few rows with frozen weights itself, keeps oneDNN's where they are faster, and joins
-# the products that have one input, such as those for queries, keys and values.
-GENERATED_PRODUCTS = {
+GENERATED_PRODUCTS = {  # by Inductor instead of oneDNN, where this is faster; those of one input are joined
     "max_autotune_gemm": True,
     "max_autotune_gemm_backends": "CPP,ATEN",
     "cpp.enable_concat_linear": True,
@@ -33,15 +33,15 @@ def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -
     compiles by itself on GPUs and other accelerators alone. The step must be one graph: a model that breaks it is an
     error of `torch.compile`.
 
-    With `torch._inductor.config.freezing`, Inductor takes weights for constants and stores them once more in the order
-    in which the processor reads them; and it takes transformers' static cache for a constant too, so that tokens would
-    be wrong. Given the model, the options contain a static cache that stays a cache; and on a CPU, Inductor generates
-    the code of the products with the weights (`GENERATED_PRODUCTS`, where no other `options`, `mode` or `backend` is
-    given): a step then takes about a third longer than reading its bytes from memory, and compiling takes longer. The
-    cache is that of one request, so make the options anew for each:
+    On a CPU, the steps of a single request read the weights at nearly the speed of memory: `step_backend` compiles
+    them, unless other `options`, a `mode` or a `backend` are given. For steps of several requests at once, freeze the
+    weights: with `torch._inductor.config.freezing`, Inductor takes them for constants and stores them once more in the
+    order in which the processor reads them. It takes transformers' static cache for a constant too, so that tokens
+    would be wrong; given the model, the options contain a static cache that stays a cache. It is that of one request,
+    so make the options anew for each:
 
         torch._inductor.config.freezing = True
-        model.generate(prompt, max_new_tokens=128, **sq.hf.compiled_steps(2048, model))
+        model.generate(prompts, max_new_tokens=128, **sq.hf.compiled_steps(2048, model))
 
     A weight that changes later does not change the compiled step until `torch._dynamo.reset()`.
 
@@ -74,15 +74,36 @@ def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -
             "constant of the compiled step, and tokens would be wrong: give the model too, as in "
             f"sq.hf.compiled_steps({length}, model), whose cache is not marked; or {_OFF}"
         )
-    chosen = options.keys() & {"options", "mode", "backend"}
-    if inductor.freezing and model is not None and not chosen and transformers_model(model).device.type == "cpu":
-        options["options"] = GENERATED_PRODUCTS
+    if not options.keys() & {"options", "mode", "backend"}:
+        options["backend"] = step_backend
     config = CompileConfig(**({"fullgraph": True, "mode": None} | options))
     config._compile_all_devices = True  # its only switch for CPUs
     slots = 1 << (int(length) - 1).bit_length()
     if model is None:
         return {"cache_implementation": "static", "max_cache_len": slots, "compile_config": config}
     return {NAME_OF_CACHE: UnmarkedStaticCache(model, slots), "compile_config": config}
+
+
+def step_backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a step of generation by Inductor, with other products on CPUs: a backend of `torch.compile`.
+
+        step = torch.compile(model.forward, fullgraph=True, backend=sq.hf.step_backend)
+
+    The products of one row with weights are [written as sums][subquad.hf.products_of_one_row.write_as_sums], for which
+    Inductor makes code at the speed of memory. Of products of several rows, where weights are frozen, Inductor writes
+    those itself for which this is faster than oneDNN, and joins the products that have one input.
+
+    Args:
+        graph: the program to compile, as Dynamo gives it to a backend.
+        inputs: the tensors and numbers that the program takes, weights included.
+    """
+    from torch._inductor import compile_fx, config as inductor  # here, because only compilation needs them
+
+    write_as_sums(graph.graph)
+    graph.recompile()
+    on_cpu = all(x.device.type == "cpu" for x in inputs if isinstance(x, Tensor))
+    patches = GENERATED_PRODUCTS if inductor.freezing and on_cpu else None
+    return compile_fx.compile_fx(graph, inputs, config_patches=patches)
 
 
 class UnmarkedStaticCache(StaticCache):

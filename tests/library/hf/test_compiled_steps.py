@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 import transformers as hf
-from torch._inductor import config as inductor
+from torch import fx, nn
+from torch._inductor import compile_fx, config as inductor
 
 from subquad.core.versions import cache_in
-from subquad.hf import compiled_steps
+from subquad.hf import compiled_steps, step_backend
 from subquad.hf.compiled_generation import GENERATED_PRODUCTS
 from subquad.kernels import native
 from tests.forks import output_of
@@ -34,7 +35,7 @@ def test_a_request_has_a_token(length):
         compiled_steps(length)
 
 
-@pytest.mark.parametrize("length", [100.0, "100", True, torch.nn.Linear(2, 2)])
+@pytest.mark.parametrize("length", [100.0, "100", True, nn.Linear(2, 2)])
 def test_a_length_is_a_whole_number(length, unchecked):
     with pytest.raises(TypeError, match=r"as the first argument, got .*; call sq\.hf\.compiled_steps\(2048\), or"):
         compiled_steps(length, 100)
@@ -53,17 +54,32 @@ def test_weights_are_frozen_and_the_cache_is_not():
     assert seen == {"tokens": [True] * 6, "weights in the graph": 0}
 
 
-def test_products_are_generated_where_weights_are_frozen_and_nothing_else_is_chosen():
+def test_steps_are_compiled_by_the_backend_for_steps_unless_another_is_chosen():
     model = build("llama").model
-    assert compiled_steps(64, model)["compile_config"].options is None
-    with inductor.patch(freezing=True):
-        assert compiled_steps(64, model)["compile_config"].options == GENERATED_PRODUCTS
-        assert compiled_steps(64, model, mode="reduce-overhead")["compile_config"].options is None
-        assert compiled_steps(64, model, backend="eager")["compile_config"].options is None
-        assert compiled_steps(64, model, options={"trace.enabled": True})["compile_config"].options == {
-            "trace.enabled": True
-        }
-        assert compiled_steps(64, model.to("meta"))["compile_config"].options is None
+    for frozen in (False, True):
+        with inductor.patch(freezing=frozen):
+            assert compiled_steps(64, model)["compile_config"].backend is step_backend
+            for option, value in {"mode": "reduce-overhead", "options": {"trace.enabled": True}}.items():
+                config = compiled_steps(64, model, **{option: value})["compile_config"]
+                assert (config.backend, getattr(config, option)) == ("inductor", value)
+            assert compiled_steps(64, model, backend="eager")["compile_config"].backend == "eager"
+
+
+@pytest.mark.parametrize(
+    ("frozen", "device", "patches"),
+    [(False, "cpu", None), (True, "cpu", GENERATED_PRODUCTS), (True, "meta", None)],
+)
+def test_products_of_several_rows_are_generated_where_weights_are_frozen_on_a_cpu(frozen, device, patches, monkeypatch):
+    seen = []
+
+    def compiled(graph, inputs, config_patches):
+        seen.append(config_patches)
+        return graph.forward
+
+    monkeypatch.setattr(compile_fx, "compile_fx", compiled)
+    with inductor.patch(freezing=frozen):
+        step_backend(fx.symbolic_trace(nn.Linear(2, 2)), [torch.ones(2, 2, device=device), torch.ones(()), 3])
+    assert seen == [patches]
 
 
 def test_a_model_whose_cache_would_be_marked_is_refused():
