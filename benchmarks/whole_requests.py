@@ -39,12 +39,15 @@ from subquad.tools.models.pretrained import Pretrained, load
 
 METHODS = ("full:kernel=subquad", "clustered-tail")
 EXACT, USUAL = Row("torch", "fp32"), Row("torch", "bf16")
+# Freed memory stays in a process, so that its pages are not fetched from the system again for each tensor.
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 TEXTS = 8  # prompts of each length, of which every turn takes the next
 
 ABOUT = """\
 Whole requests of {name}: a prompt of real text and {new} new tokens after it, chosen greedily, one request at a time, \
 {threads} threads.
 Every engine has a process of its own, each compiled row too, and all get the same token ids.
+Memory that a process has freed stays in it: glibc's `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` are 4 GiB.
 In every turn each row answers one request, in a new order, while the other processes wait; each turn has a text of \
 its own.
 Rows that the folder of `--keep` had already are of an earlier run on this machine.
@@ -294,6 +297,8 @@ def main(
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="requests-")))
         files.make_folder(folder)
+        for name, value in KEPT_MEMORY.items():
+            os.environ.setdefault(name, value)
         workers = started((row.process for row in rows), stack, prepare)
         for prompt, count in zip(prompts, counts, strict=True):
             pretrained(model, prompt + new_tokens)  # refuses what its positions do not reach

@@ -144,7 +144,7 @@ def test_two_adapters_whose_folders_have_one_name_are_refused(model, text, tmp_p
     given = [part for folder in folders for part in ("--adapter", str(folder))]
     done = run(app, ["inspect", model("bert"), "--text", str(text), *given, "--out", str(tmp_path / "out")])
     assert done.exit_code == 2, done.output
-    assert "2 rows would be called lha:buckets=4@same" in done.stderr
+    assert "two rows are called 'lha:buckets=4@same'" in done.stderr
 
 
 def test_a_method_that_reads_the_layers_input_is_left_out_with_its_reason(model, text, tmp_path):

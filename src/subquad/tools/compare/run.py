@@ -128,7 +128,7 @@ def prepare(
     saved += [row_of_plan(pretrained, folder) for folder in settings.plans]
     made, _ = calibrated(settings.calibrate, settings.text, settings.column, methods, pretrained, length, out, progress)
     rows = [made.get(method) or row_of(pretrained, method) for method in methods] + saved
-    check_names(rows)
+    check_names((row.name, row.plan or row.adapter) for row in rows)
     rows = [split(row.up_to_longest(length), pretrained) for row in rows]
     for line in _unfitted(rows):
         note(progress, line)

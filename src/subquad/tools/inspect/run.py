@@ -31,7 +31,7 @@ from subquad.tools.measure.fidelity import attention_weights
 from subquad.tools.measure.hooks import ChoosesKeys, Hashes, at_length, at_n_b, inner
 from subquad.tools.measure.singular_values import cumulative, heat_map_index, needed, singular_values
 from subquad.tools.measure.utility import utilities
-from subquad.tools.models.compare_rows import mark_of
+from subquad.tools.models.compare_rows import check_names, mark_of
 from subquad.tools.models.passages import TokenizedText, read
 from subquad.tools.models.pretrained import Pretrained, check_model, load
 from subquad.tools.runs import machine
@@ -52,6 +52,7 @@ class InspectRow:
     history: list[dict[str, Any]] = field(default_factory=list)  # the history of its fit
     missing: str = "the adapter has no such layer"  # the reason why a layer is not in `by_layer`
     note: str | None = None  # the layers of a plan and their methods, in words
+    folder: str | None = None  # of an adapter or a plan
 
     @property
     def bounds(self) -> dict[int, BoundMethod]:
@@ -162,9 +163,7 @@ class Inspection(JobRun):
             rows = [_row(method, pretrained, settings.length) for method in methods if method != Full()]
             rows += [_adapted(folder, pretrained) for folder in dict.fromkeys(settings.adapters)]
             rows += [_planned(folder, pretrained, settings.length) for folder in dict.fromkeys(settings.plans)]
-        label, count = Counter(row.label for row in rows).most_common(1)[0] if rows else ("", 0)
-        if count > 1:
-            raise InputError(f"{count} rows would be called {label}, after their folders; rename one of these")
+        check_names((row.label, row.folder) for row in rows)
         return cls(
             settings=settings,
             pretrained=pretrained,
@@ -345,7 +344,8 @@ def _adapted(folder: Path, pretrained: Pretrained) -> InspectRow:
     methods = [bound.method for bound in by_layer.values()]
     various = "" if len(set(methods)) == 1 else " and others"
     label = f"{methods[0]}{various}@{folder.name}"
-    return InspectRow(label, methods[0], by_layer, calibrated=True, history=adapter.record.get("history", []))
+    history = adapter.record.get("history", [])
+    return InspectRow(label, methods[0], by_layer, calibrated=True, history=history, folder=str(folder))
 
 
 def _planned(folder: Path, pretrained: Pretrained, length: int) -> InspectRow:
@@ -367,4 +367,5 @@ def _planned(folder: Path, pretrained: Pretrained, length: int) -> InspectRow:
         calibrated=True if any(isinstance(method, BoundMethod) for method in by_layer.values()) else None,
         missing=f"the plan runs exact attention there at {length:,} tokens",
         note=f"{label} is the plan of {folder}, by layer ({listed}).",
+        folder=str(folder),
     )

@@ -194,11 +194,11 @@ def row_of_plan(pretrained: Pretrained, folder: Path) -> CompareRow:
     return CompareRow(method, sorted(planned), None, bounds=bounds, plan=str(folder), planned=planned)
 
 
-def check_names(rows: Iterable[CompareRow]) -> None:
-    """InputError for two rows of one name, whose figures would be mixed."""
+def check_names(rows: Iterable[tuple[str, str | None]]) -> None:
+    """InputError for two rows of one name, whose figures would be mixed: each a name and the folder it is made of."""
     folders: dict[str, list[str]] = {}
-    for row in rows:
-        folders.setdefault(row.name, []).append(row.plan or row.adapter or "--methods")
+    for name, folder in rows:
+        folders.setdefault(name, []).append(folder or "--methods")
     if name := next((name for name, each in folders.items() if len(each) > 1), None):
         raise InputError(f"two rows are called {name!r}, of {' and '.join(folders[name])}: rename one of the folders")
 
