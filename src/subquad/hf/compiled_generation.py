@@ -43,7 +43,7 @@ def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -
         torch._inductor.config.freezing = True
         model.generate(prompts, max_new_tokens=128, **sq.hf.compiled_steps(2048, model))
 
-    A weight that changes later does not change the compiled step until `torch._dynamo.reset()`.
+    A frozen weight that changes later does not change the compiled step until `torch._dynamo.reset()`.
 
     Args:
         length: tokens of the longest request, its new ones included. The cache has room for the next power of two.
@@ -97,7 +97,8 @@ def step_backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
         graph: the program to compile, as Dynamo gives it to a backend.
         inputs: the tensors and numbers that the program takes, weights included.
     """
-    from torch._inductor import compile_fx, config as inductor  # here, because only compilation needs them
+    from torch._inductor import compile_fx  # here, because only compilation needs them
+    from torch._inductor import config as inductor
 
     write_as_sums(graph.graph)
     graph.recompile()

@@ -12,8 +12,8 @@ def write_as_sums(graph: fx.Graph) -> None:
     reading `W`, which no other row shares. The libraries behind `linear` arrange weights for products of many rows; of
     the sum, Inductor makes a loop over `W` as it is stored, with products and sums in fp32 that are rounded once.
 
-    Products of several rows stay, and so do those on another device, with weights that are no plain tensors (quantised
-    ones), and with inputs that autocast converts.
+    Products of several rows stay, and so do those on another device, with quantised weights, and with inputs that
+    autocast converts.
     """
     for node in graph.find_nodes(op="call_function", target=torch._C._nn.linear):
         if _has_one_row(node):
@@ -33,7 +33,7 @@ def _product(x: fx.Proxy, weight: fx.Proxy, bias: fx.Proxy | None = None) -> fx.
 
 
 def _has_one_row(node: fx.Node) -> bool:
-    """Whether a product is one of floating-point tensors on a CPU, all of one dtype, with one row."""
+    """True if a product is one of floating-point tensors on a CPU, all of one dtype, with one row."""
     tensors = [operand.meta.get("example_value") for operand in (node, *node.all_input_nodes)]
     if not all(isinstance(x, Tensor) and not is_traceable_wrapper_subclass(x) for x in tensors):
         return False

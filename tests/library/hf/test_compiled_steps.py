@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers as hf
 from torch import fx, nn
-from torch._inductor import compile_fx, config as inductor
+from torch._inductor import compile_fx
+from torch._inductor import config as inductor
 
 from subquad.core.versions import cache_in
 from subquad.hf import compiled_steps, step_backend
