@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, fx, nn
 from transformers import CompileConfig, GenerationMixin, StaticCache
@@ -104,7 +104,7 @@ def step_backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
     graph.recompile()
     on_cpu = all(x.device.type == "cpu" for x in inputs if isinstance(x, Tensor))
     patches = GENERATED_PRODUCTS if inductor.freezing and on_cpu else None
-    return compile_fx.compile_fx(graph, inputs, config_patches=patches)
+    return cast(Callable[..., Any], compile_fx.compile_fx(graph, inputs, config_patches=patches))
 
 
 class UnmarkedStaticCache(StaticCache):

@@ -1,5 +1,7 @@
 """Products of one row with weights, written as sums, for which Inductor generates code at the speed of memory."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -23,7 +25,7 @@ def write_as_sums(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _product(x: fx.Proxy, weight: fx.Proxy, bias: fx.Proxy | None = None) -> fx.Proxy:
+def _product(x: Any, weight: Any, bias: Any = None) -> Any:
     """`torch.nn.functional.linear` of one row; `weight` enters the product as it is, so that freezing keeps its dtype.
 
     A conversion of weights alone would be a constant, which Inductor would store in fp32 and read instead.
@@ -34,8 +36,9 @@ def _product(x: fx.Proxy, weight: fx.Proxy, bias: fx.Proxy | None = None) -> fx.
 
 def _has_one_row(node: fx.Node) -> bool:
     """True if a product is one of floating-point tensors on a CPU, all of one dtype, with one row."""
-    tensors = [operand.meta.get("example_value") for operand in (node, *node.all_input_nodes)]
-    if not all(isinstance(x, Tensor) and not is_traceable_wrapper_subclass(x) for x in tensors):
+    operands = [operand.meta.get("example_value") for operand in (node, *node.all_input_nodes)]
+    tensors = [x for x in operands if isinstance(x, Tensor) and not is_traceable_wrapper_subclass(x)]
+    if len(tensors) < len(operands):
         return False
     product, x = tensors[:2]
     return (

@@ -199,8 +199,9 @@ def check_names(rows: Iterable[tuple[str, str | None]]) -> None:
     folders: dict[str, list[str]] = {}
     for name, folder in rows:
         folders.setdefault(name, []).append(folder or "--methods")
-    if name := next((name for name, each in folders.items() if len(each) > 1), None):
-        raise InputError(f"two rows are called {name!r}, of {' and '.join(folders[name])}: rename one of the folders")
+    for name, each in folders.items():
+        if len(each) > 1:
+            raise InputError(f"two rows are called {name!r}, of {' and '.join(each)}: rename one of the folders")
 
 
 def _partly(refusals: dict[int, str]) -> str:
