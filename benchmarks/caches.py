@@ -272,8 +272,8 @@ class Tables:
         parts = [
             "One step of one item: a token after those in the cache. All in turn at each length and dtype; medians; in "
             f"brackets, the speed-up over the first line. A StaticCache has {NEW} free slots, and its model is "
-            "compiled by `torch.compile(model.forward, fullgraph=True)`; weights are frozen by "
-            "`torch._inductor.config.freezing`, with the options of `sq.hf.compiled_steps`.",
+            "compiled by `torch.compile(model.forward, fullgraph=True, backend=sq.hf.step_backend)`; weights are "
+            "frozen by `torch._inductor.config.freezing`.",
             sheet.table(HEAD, self.steps),
             "What all layers take to add one token to the cache, without the model:",
             sheet.table(["tokens before", "dtype", "DynamicCache, ms", "GrowingCache, ms"], self.added),

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import numpy as np
 import sheet
@@ -297,8 +298,7 @@ def main(
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="requests-")))
         files.make_folder(folder)
-        for name, value in KEPT_MEMORY.items():
-            os.environ.setdefault(name, value)
+        stack.enter_context(patch.dict(os.environ, KEPT_MEMORY))
         workers = started((row.process for row in rows), stack, prepare)
         for prompt, count in zip(prompts, counts, strict=True):
             pretrained(model, prompt + new_tokens)  # refuses what its positions do not reach

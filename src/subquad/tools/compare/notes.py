@@ -82,8 +82,8 @@ def _of_requests(c: Comparison) -> list[str]:
             "A generated token is one step on the cache of a prompt of that length (`DynamicCache`), without the "
             f"choice of the token; in {ROUNDS} rounds, all rows run it on the same keys and values. A request is the "
             "prefill and a step of the median time for each further new token: later steps read a few more tokens, "
-            "which is not counted. Its extra memory includes the cache. Steps are not compiled: "
-            "`sq.hf.compiled_steps` compiles those of `generate`, the model's own too."
+            "which is not counted. Its extra memory includes the cache. Steps are not compiled; "
+            "`sq.hf.compiled_steps` compiles those of `generate`."
         )
         cut = {n: most for n in c.step_lengths_done if (most := c.prompt_of_request(n)) < n}
         notes += [
