@@ -43,7 +43,9 @@ def attend_all(
     exchanges of another clustering would buy outputs that no real token depends on.
     """
     visible = mask if valid is None else mask & Mask.padding(keys=valid)
-    one_by_one = bound.method.is_exact or bound.method.traits.quadratic_baseline or mask.span is not None
+    method = bound.method
+    few = parallel is None and mask.is_causal and query.shape[2] <= method.exact_queries
+    one_by_one = method.is_exact or few or method.traits.quadratic_baseline or mask.span is not None
     if valid is None or query_valid is None or one_by_one:  # what a query gets does not depend on the other queries
         return bound(query, key, value, mask=visible, bias=bias, keep=keep, hidden=hidden, parallel=parallel, **options)
     visible = visible & Mask.padding(queries=query_valid)

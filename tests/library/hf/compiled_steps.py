@@ -14,6 +14,7 @@ import subquad as sq
 from tests.library.hf.models import build
 
 NEW = 8
+CALLS = ("call_function", "call_method")
 
 
 def tokens_of(model: Any, inputs: dict[str, Any], step: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +33,7 @@ def seen(name: str, method: str) -> dict[str, Any]:
     case, operators = build(name), set()
 
     def backend(graph: Any, _: Any) -> Any:
-        operators.update(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        operators.update(str(node.target) for node in graph.graph.nodes if node.op in CALLS)
         return graph.forward
 
     def graphs() -> int:
