@@ -33,6 +33,8 @@ NAMES = {
 }
 WARM_PROMPT, WARM_TOKENS = 64, 4
 FLOATS = ("fp32", "bf16", "fp16")
+COMPILED = "static, compiled"  # the names of caches for compiled steps
+UNGUARDED, FROZEN = f"{COMPILED}, unguarded", f"{COMPILED}, frozen"
 
 Run = Callable[[np.ndarray, int], "Answer"]
 
@@ -44,7 +46,7 @@ class Row:
     engine: str  # of PACKAGES
     weights: str  # fp32, bf16, fp16, or what they are rounded to
     method: str | None = None  # of subquad; None: the engine's own attention
-    cache: str | None = None  # "growing", "static, compiled" or the same with "frozen"; None: the one that it makes
+    cache: str | None = None  # "growing" or one of the static ones below; None: the one that the engine makes
 
     @property
     def process(self) -> str:
@@ -107,13 +109,9 @@ def rows_of(engines: Sequence[str], methods: Sequence[str]) -> list[Row]:
             for cache in (None, "growing")
         ],
         "compiled": [
-            Row("compiled", "bf16", method, cache)
-            for method in (None, *methods)
-            for cache in ("static, compiled", "static, compiled, frozen")
+            Row("compiled", "bf16", method, cache) for method in (None, *methods) for cache in (COMPILED, UNGUARDED)
         ],
-        "torchao": [
-            Row("torchao", "int8 (torchao)", method, "static, compiled, frozen") for method in (None, *methods)
-        ],
+        "torchao": [Row("torchao", "int8 (torchao)", method, FROZEN) for method in (None, *methods)],
         "openvino": [Row("openvino", weights) for weights in (*both, "int8")],
         "openvino-genai": [Row("openvino-genai", weights) for weights in ("bf16", "int8", "int4")],
         "llama.cpp": [Row("llama.cpp", weights) for weights in ("bf16", "fp16", "4 bits (Q4_1)")],

@@ -201,18 +201,18 @@ def test_other_engines_give_the_tokens_of_pytorch(measure):
 
 
 @pytest.mark.slow
-def test_a_compiled_static_cache_is_measured_with_and_without_frozen_weights(requests, measure, monkeypatch):
+def test_a_compiled_static_cache_is_measured_with_and_without_guards(requests, measure, monkeypatch):
     """Each row compiles in a process of its own, so two of the four stand for all.
 
     They use Inductor's shared cache, so that parts which another test compiled are not compiled again.
     """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
-    every, kept = requests.rows_of, {(None, "static, compiled"), (METHOD, "static, compiled, frozen")}
+    every, kept = requests.rows_of, {(None, "static, compiled"), (METHOD, "static, compiled, unguarded")}
 
     def rows_of(*asked):
         return [row for row in every(*asked) if not row.is_compiled or (row.method, row.cache) in kept]
 
     monkeypatch.setattr(requests, "rows_of", rows_of)
     rows = rows_in(measure("--engines", "torch compiled", "--methods", METHOD), CELLS)
-    for label in ("PyTorch, static, compiled cache", f"subquad `{METHOD}`, static, compiled, frozen cache"):
+    for label in ("PyTorch, static, compiled cache", f"subquad `{METHOD}`, static, compiled, unguarded cache"):
         assert np.isfinite(float(rows[label, "bf16"][2]))

@@ -60,6 +60,14 @@ def seen(name: str, method: str) -> dict[str, Any]:
         have = case.model.generate(**inputs, **options, **sq.hf.compiled_steps(17 + NEW, backend=backend))
         result["generate"] &= torch.equal(have, want)
     result["graphs of generate"] = graphs()
+    with torch.compiler.set_stance(skip_guard_eval_unsafe=True):  # as `caches.md` describes it
+        options |= sq.hf.compiled_steps(17 + NEW, backend=backend)
+        result["unguarded"] = torch.equal(case.model.generate(**inputs, **options), want)
+        twice = {name: torch.cat([x, x]) for name, x in inputs.items()}
+        try:
+            case.model.generate(**twice, **options)
+        except RuntimeError as error:
+            result["another batch"] = str(error)
     return result | {"operators": sorted(operators)}
 
 

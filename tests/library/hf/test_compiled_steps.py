@@ -26,6 +26,8 @@ def test_steps_on_a_static_cache_are_compiled_once():
     for case, seen in zip(CASES, results, strict=True):
         assert (case, seen["loop"], seen["generate"]) == (case, True, True)
         assert (case, seen["graphs"], seen["graphs of generate"]) == (case, 1, 1)
+        assert seen["unguarded"], case
+        assert "skip_guard_eval_unsafe" in seen["another batch"], case
         if native.is_vectorised():
             assert (OP in seen["operators"]) == (case != "gpt2=full"), case
         if OP in seen["operators"]:  # a mask of its outputs, fused with the next product, would be read for each weight
