@@ -76,7 +76,7 @@ def _least(costs: ByLayer, limits: Sequence[tuple[ByLayer, float]]) -> dict[int,
 def tied(losses: ByLayer, kernels: Collection[str]) -> int:
     """The number of tied candidates: all but exact `kernels`, if the loss of each in all layers is too small to notice.
 
-    0 if they are told apart, as a single candidate always is.
+    0 if they are told apart; a single candidate always is.
     """
     names = {name for layer in losses.values() for name in layer} - {EXACT, *kernels}
     unnoticed = all(total(losses, uniform(losses, name)) < UNNOTICED for name in names)
