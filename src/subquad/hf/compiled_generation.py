@@ -12,6 +12,7 @@ from subquad.core.versions import name_of_cache
 from subquad.hf.products_of_one_row import write_as_sums
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
+NAME_OF_BACKEND = "subquad_steps"
 NAME_OF_CACHE = name_of_cache(GenerationMixin.prepare_inputs_for_generation)  # among the options of `generate`
 _OFF = "turn it off (TORCHINDUCTOR_FREEZING=0)"
 
@@ -75,13 +76,22 @@ def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -
             f"sq.hf.compiled_steps({length}, model), whose cache is not marked; or {_OFF}"
         )
     if not options.keys() & {"options", "mode", "backend"}:
-        options["backend"] = step_backend
+        options["backend"] = _registered()
     config = CompileConfig(**({"fullgraph": True, "mode": None} | options))
     config._compile_all_devices = True  # its only switch for CPUs
     slots = 1 << (int(length) - 1).bit_length()
     if model is None:
         return {"cache_implementation": "static", "max_cache_len": slots, "compile_config": config}
     return {NAME_OF_CACHE: UnmarkedStaticCache(model, slots), "compile_config": config}
+
+
+def _registered() -> str:
+    """The name by which `torch.compile` knows `step_backend`, so that transformers can print and save the options."""
+    from torch._dynamo import list_backends, register_backend  # here, because only compilation needs them
+
+    if NAME_OF_BACKEND not in list_backends(exclude_tags=()):
+        register_backend(step_backend, name=NAME_OF_BACKEND)
+    return NAME_OF_BACKEND
 
 
 def step_backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ def write_as_sums(graph: fx.Graph) -> None:
         if _has_one_row(_value(node), *map_arg(node.args, _value), **map_arg(node.kwargs, _value)):
             with graph.inserting_before(node):
                 product = _product(*map_arg(node.args, _proxy), **map_arg(node.kwargs, _proxy))
+            product.node.meta["example_value"] = _value(node)  # which the next product may ask for
             node.replace_all_uses_with(product.node)
             graph.erase_node(node)
 
@@ -55,4 +56,5 @@ def _has_one_row(product: Any, input: Any, weight: Any, bias: Any = None) -> boo
         and all(x.dtype == product.dtype and x.device.type == "cpu" for x in tensors)
         and all(isinstance(size, int) and size == 1 for size in input.shape[:-1])
         and weight.ndim == 2
+        and (bias is None or bias.ndim <= 1)
     )

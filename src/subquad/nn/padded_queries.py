@@ -10,10 +10,11 @@ exact.
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from subquad.core.readable import can_be_read
 from subquad.masks import Mask
-from subquad.methods import BoundMethod, Clustered
+from subquad.methods import BoundMethod, Clustered, Method
 from subquad.methods.core.global_tokens import Keep
 from subquad.nn.global_tokens import WithRows
 
@@ -44,8 +45,8 @@ def attend_all(
     """
     visible = mask if valid is None else mask & Mask.padding(keys=valid)
     method = bound.method
-    few = parallel is None and mask.is_causal and query.shape[2] <= method.exact_queries
-    one_by_one = method.is_exact or few or method.traits.quadratic_baseline or mask.span is not None
+    one_by_one = method.is_exact or method.traits.quadratic_baseline or mask.span is not None
+    one_by_one = one_by_one or (is_dynamo_compiling() and _is_exact_step(method, query, mask) and parallel is None)
     if valid is None or query_valid is None or one_by_one:  # what a query gets does not depend on the other queries
         return bound(query, key, value, mask=visible, bias=bias, keep=keep, hidden=hidden, parallel=parallel, **options)
     visible = visible & Mask.padding(queries=query_valid)
@@ -55,6 +56,15 @@ def attend_all(
     padded = padded_queries(query_valid, mask.is_causal) if query.shape[2] == key.shape[2] else None
     options.pop("rotary", None)  # which is for the layer's method, not for the one that runs here
     return out if padded is None else out + attend_padded(query, key, value, valid, padded, **options)
+
+
+def _is_exact_step(method: Method, query: Tensor, mask: Mask) -> bool:
+    """True for a step on a cache that is exact attention.
+
+    Eager steps go a short way of their own, or are watched by an audit, which must know padding. In a compiled step,
+    the compiler would write outputs that are set to 0 into the next product, which would read them for each weight.
+    """
+    return query.shape[2] == 1 and mask.is_causal and method.exact_queries > 0
 
 
 def padded_queries(query_valid: Tensor, causal: bool) -> Tensor | None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers as hf
 from torch import fx, nn
+from torch._dynamo.backends.registry import lookup_backend
 from torch._inductor import compile_fx
 from torch._inductor import config as inductor
 
@@ -63,11 +64,18 @@ def test_steps_are_compiled_by_the_backend_for_steps_unless_another_is_chosen():
     model = build("llama").model
     for frozen in (False, True):
         with inductor.patch(freezing=frozen):
-            assert compiled_steps(64, model)["compile_config"].backend is step_backend
+            assert lookup_backend(compiled_steps(64, model)["compile_config"].backend) is step_backend
             for option, value in {"mode": "reduce-overhead", "options": {"trace.enabled": True}}.items():
                 config = compiled_steps(64, model, **{option: value})["compile_config"]
                 assert (config.backend, getattr(config, option)) == ("inductor", value)
             assert compiled_steps(64, model, backend="eager")["compile_config"].backend == "eager"
+
+
+def test_the_options_can_be_printed_and_saved(tmp_path):
+    settings = hf.GenerationConfig(**compiled_steps(64))
+    settings.save_pretrained(tmp_path)
+    assert '"max_cache_len": 64' in repr(settings)
+    assert json.loads((tmp_path / "generation_config.json").read_text("utf-8"))["max_cache_len"] == 64
 
 
 @pytest.mark.parametrize(

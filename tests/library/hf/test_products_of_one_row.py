@@ -60,6 +60,24 @@ def test_each_operand_is_where_it_was(product):
     torch.testing.assert_close(y, layer(x))
 
 
+def test_products_of_products_are_sums():
+    layers, x = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 5), nn.Linear(5, 4)), torch.randn(1, 8)
+    y, operators = rewritten(layers, x)
+    assert "linear" not in operators
+    torch.testing.assert_close(y, layers(x))
+
+
+def test_a_product_whose_bias_would_add_an_axis_stays():
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, self.weight, self.bias[None])
+
+    layer, x = Layer(8, 5), torch.randn(8)
+    y, operators = rewritten(layer, x)
+    assert "linear" in operators
+    torch.testing.assert_close(y, layer(x))
+
+
 def test_a_product_with_a_single_vector_of_weights_stays():
     class Layer(nn.Linear):
         def forward(self, x):

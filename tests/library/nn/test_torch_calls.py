@@ -126,15 +126,6 @@ def test_padded_queries_do_not_change_the_others():
     assert bool(out[1, 5:].std(-1).gt(0).all())  # and are computed
 
 
-def test_few_padded_queries_of_a_causal_call_get_what_exact_attention_gives_them():
-    hidden, x = torch.zeros(2, 40).bool(), normal(2, 40, 12)
-    hidden[1, 10:] = True
-    masks = {"attn_mask": torch.ones(40, 40).triu(1).bool(), "key_padding_mask": hidden}
-    exact = pair(batch_first=True)[0](x, **masks)
-    torch.testing.assert_close(pair("clustered-tail:last=40", batch_first=True)[0](x, **masks), exact)
-    assert (pair("clustered-tail:last=39", batch_first=True)[0](x, **masks) - exact)[1, 10:].norm() > 0.1
-
-
 @pytest.mark.parametrize(
     ("masks", "message"),
     [
