@@ -34,7 +34,7 @@ NAMES = {
 WARM_PROMPT, WARM_TOKENS = 64, 4
 FLOATS = ("fp32", "bf16", "fp16")
 COMPILED = "static, compiled"  # the names of caches for compiled steps
-UNGUARDED, FROZEN = f"{COMPILED}, unguarded", f"{COMPILED}, frozen"
+UNGUARDED = f"{COMPILED}, unguarded"
 
 Run = Callable[[np.ndarray, int], "Answer"]
 
@@ -99,7 +99,7 @@ class Answer(NamedTuple):
 
 def rows_of(engines: Sequence[str], methods: Sequence[str]) -> list[Row]:
     """The rows of some engines."""
-    both = ("fp32", "bf16")
+    both, static = ("fp32", "bf16"), (COMPILED, UNGUARDED)
     rows: dict[str, list[Row]] = {
         "torch": [Row("torch", numbers) for numbers in both],
         "subquad": [
@@ -108,10 +108,8 @@ def rows_of(engines: Sequence[str], methods: Sequence[str]) -> list[Row]:
             for numbers in both
             for cache in (None, "growing")
         ],
-        "compiled": [
-            Row("compiled", "bf16", method, cache) for method in (None, *methods) for cache in (COMPILED, UNGUARDED)
-        ],
-        "torchao": [Row("torchao", "int8 (torchao)", method, FROZEN) for method in (None, *methods)],
+        "compiled": [Row("compiled", "bf16", method, cache) for method in (None, *methods) for cache in static],
+        "torchao": [Row("torchao", "int8 (torchao)", method, cache) for method in methods for cache in static],
         "openvino": [Row("openvino", weights) for weights in (*both, "int8")],
         "openvino-genai": [Row("openvino-genai", weights) for weights in ("bf16", "int8", "int4")],
         "llama.cpp": [Row("llama.cpp", weights) for weights in ("bf16", "fp16", "4 bits (Q4_1)")],
@@ -125,7 +123,7 @@ def prepare(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
     from engine_llama import request_run
     from engine_models import pretrained
     from request_models import genai_run, openvino_run, torch_run
-    from rounded_weights import BF16_AND_INT8, rounded
+    from rounded_weights import BF16_AND_INT8, rounded, unwrapped
 
     from subquad.tools.models.dtypes import TORCH
 
@@ -148,6 +146,8 @@ def prepare(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
             else model.with_model(rounded(model.model, BF16_AND_INT8))
             for weights in dict.fromkeys(row.weights for row in rows)
         }
+        if rows[0].cache == UNGUARDED and engine == "torchao":
+            unwrapped(*(each.model for each in models.values()))
         make = partial(torch_run, models, job)
 
     warm = np.array([[5 + number % 50 for number in range(min(WARM_PROMPT, job.prompt))]])

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from engine_models import Converted, swapped
 from engine_sparse import save_stateful
-from request_engines import FROZEN, PACKAGES, UNGUARDED, Answer, Clock, Job, Row
-from torch._inductor import config as inductor
+from request_engines import PACKAGES, UNGUARDED, Answer, Clock, Job, Row
 
 from subquad import hf
 from subquad.core.errors import InputError
@@ -31,18 +30,18 @@ def torch_run(models: Mapping[str, Pretrained], job: Job, row: Row) -> Run:
     settings.eos_token_id, settings.do_sample = None, False
     settings.pad_token_id = settings.pad_token_id or 0
     whole = job.prompt + job.new
-    frozen, compiled = row.cache == FROZEN, False
+    compiled = False
 
     def run(ids: np.ndarray, new: int) -> Answer:
         nonlocal compiled
         mine = copy.deepcopy(settings)
         mine.max_new_tokens, clock, options = new, Clock(), {}
         unguarded = compiled and row.cache == UNGUARDED  # the first request compiles
-        with inductor.patch(freezing=frozen), torch.compiler.set_stance(skip_guard_eval_unsafe=unguarded):
+        with torch.compiler.set_stance(skip_guard_eval_unsafe=unguarded):
             if row.cache == "growing":
                 options = {"past_key_values": hf.GrowingCache(model, length=whole)}
             elif row.cache is not None:
-                options = hf.compiled_steps(whole, model if frozen else None)
+                options = hf.compiled_steps(whole)
             model.generate(torch.from_numpy(ids), generation_config=mine, streamer=clock, **options)
         compiled = True
         return clock.answer

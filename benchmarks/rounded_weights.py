@@ -33,7 +33,7 @@ def int8_weights(model: nn.Module) -> nn.Module:
     """Linear layers with int8 weights, one scale for each output, and the inputs as they are."""
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-    quantize_(model, Int8WeightOnlyConfig())
+    quantize_(model, Int8WeightOnlyConfig(version=2))
     return model
 
 
@@ -43,6 +43,14 @@ def int8_weights_and_inputs(model: nn.Module) -> nn.Module:
 
     quantize_(model, Int8DynamicActivationInt8WeightConfig())
     return model
+
+
+def unwrapped(*models: nn.Module) -> None:
+    """Store torchao's weights as plain tensors, which compiled steps take without a call of Python for each."""
+    from torchao.utils import unwrap_tensor_subclass
+
+    for model in models:
+        unwrap_tensor_subclass(model)
 
 
 ROUNDINGS: Mapping[str, Callable[[nn.Module], nn.Module]] = {

@@ -61,9 +61,8 @@ PyTorch is `generate` of transformers with SDPA, and subquad the same in a swapp
 Without another word the cache is the one that the engine makes; "growing" is `sq.hf.GrowingCache`; "static, compiled" \
 is transformers' static cache with steps compiled by `torch.compile(fullgraph=True)` (`sq.hf.compiled_steps(length)`).
 With "unguarded", Dynamo does not ask before each step whether the model is still the one that it compiled \
-(`torch.compiler.set_stance(skip_guard_eval_unsafe=True)`).
-With "frozen", Inductor keeps the weights once more as constants in the processor's order \
-(`sq.hf.compiled_steps(length, model)`).
+(`torch.compiler.set_stance(skip_guard_eval_unsafe=True)`), and torchao's weights are plain tensors \
+(`torchao.utils.unwrap_tensor_subclass`).
 The weights come from a file with 4 bits for each weight (Q4_1), which PyTorch's rows hold converted to fp32 or bf16; \
 so here, unlike elsewhere, llama.cpp's 4 bits are the same weights, multiplied by inputs that are rounded to 8 bits.
 With torchao, the weights of linear layers are rounded to 8 bits, one scale for each output, and computed with as bf16.

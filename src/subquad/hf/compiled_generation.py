@@ -9,7 +9,6 @@ from transformers import CompileConfig, GenerationMixin, StaticCache
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
 from subquad.core.versions import name_of_cache
-from subquad.hf.products_of_one_row import write_as_sums
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
 NAME_OF_BACKEND = "subquad_steps"
@@ -99,9 +98,11 @@ def step_backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
 
         step = torch.compile(model.forward, fullgraph=True, backend=sq.hf.step_backend)
 
-    The products of one row with weights are [written as sums][subquad.hf.products_of_one_row.write_as_sums], for which
+    The products of one row with weights are [written as sums][subquad.hf.products_of_one_row.SumsOfOneRow], for which
     Inductor makes code at the speed of memory. Of products of several rows, where weights are frozen, Inductor writes
     those itself for which this is faster than oneDNN, and joins the products that have one input.
+
+    The rewriting takes the place of `torch._inductor.config.joint_custom_pre_pass`.
 
     Args:
         graph: the program to compile, as Dynamo gives it to a backend.
@@ -110,10 +111,11 @@ def step_backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., 
     from torch._inductor import compile_fx  # here, because only compilation needs them
     from torch._inductor import config as inductor
 
-    write_as_sums(graph.graph)
-    graph.recompile()
-    on_cpu = all(x.device.type == "cpu" for x in inputs if isinstance(x, Tensor))
-    patches = GENERATED_PRODUCTS if inductor.freezing and on_cpu else None
+    from subquad.hf.products_of_one_row import SumsOfOneRow
+
+    patches: dict[str, Any] = {"joint_custom_pre_pass": SumsOfOneRow()}
+    if inductor.freezing and all(x.device.type == "cpu" for x in inputs if isinstance(x, Tensor)):
+        patches |= GENERATED_PRODUCTS
     return cast(Callable[..., Any], compile_fx.compile_fx(graph, inputs, config_patches=patches))
 
 

@@ -13,6 +13,7 @@ from torch._inductor import config as inductor
 from subquad.core.versions import cache_in
 from subquad.hf import compiled_steps, step_backend
 from subquad.hf.compiled_generation import GENERATED_PRODUCTS
+from subquad.hf.products_of_one_row import SumsOfOneRow
 from subquad.kernels import native
 from tests.forks import output_of
 from tests.library.hf.models import build
@@ -80,12 +81,13 @@ def test_the_options_can_be_printed_and_saved(tmp_path):
 
 @pytest.mark.parametrize(
     ("frozen", "device", "patches"),
-    [(False, "cpu", None), (True, "cpu", GENERATED_PRODUCTS), (True, "meta", None)],
+    [(False, "cpu", {}), (True, "cpu", GENERATED_PRODUCTS), (True, "meta", {})],
 )
 def test_products_of_several_rows_are_generated_where_weights_are_frozen_on_a_cpu(frozen, device, patches, monkeypatch):
     seen = []
 
     def compiled(graph, inputs, config_patches):
+        assert isinstance(config_patches.pop("joint_custom_pre_pass"), SumsOfOneRow)
         seen.append(config_patches)
         return graph.forward
 
